@@ -113,7 +113,10 @@ TEST(Contract14_NoAllocation, InAParallelRegion) {
   const auto lse = [&](std::int64_t n) { return Tensor(values.data() + n * 6, DType::f32, {1, 1, 6}); };
   std::vector<float> out(48);
   const std::vector<ConstTensor> outs{rows(0), rows(1), rows(2)}, lses{lse(24), lse(25), lse(26)};
-  const MergeArgs args{.outs = outs, .lses = lses, .out = Tensor(out.data(), DType::f32, {1, 6, 1, 8})};
+  MergeArgs args;
+  args.outs = outs;
+  args.lses = lses;
+  args.out = Tensor(out.data(), DType::f32, {1, 6, 1, 8});
   EXPECT_GT(allocations_in([&] { merge(args, execution); }), 0);
   EXPECT_EQ(in_regions, 0) << "merge";
 }

@@ -179,6 +179,40 @@ ForwardArgs args_of_heads(std::int64_t d_qk, std::int64_t d_v, Device device = {
   return a;
 }
 
+/// Tensors that are only described may be one tensor or several: a workspace is enough for either.
+TEST(Plan, TensorsWithoutAnAddressMayBeOneOrSeveral) {
+  const Device device{.kind = Device::Kind::cuda, .index = gpu::first_described};
+  const auto at = [](int place) { return reinterpret_cast<const void*>(std::uintptr_t{1} << (30 + place)); };
+  for (const std::int64_t queries : {1, 4, 64, 1000}) {
+    ForwardArgs args;
+    args.q = ConstTensor(nullptr, DType::bf16, {2, queries, 8, 512}, device);
+    args.k = args.v = ConstTensor(nullptr, DType::bf16, {2, 4096, 2, 512}, device);
+    args.out = Tensor(nullptr, DType::bf16, {2, queries, 8, 512}, device);
+    const std::size_t described = workspace_bytes(args);
+    args.k.data = at(0);
+    args.v.data = at(0);
+    const std::size_t joined = workspace_bytes(args);
+    args.v.data = at(1);
+    EXPECT_EQ(described, std::max(joined, workspace_bytes(args))) << queries << " queries";
+  }
+  const Function causal = Function::parse("le(k, q)", Function::Kind::mask);
+  for (const bool used : {false, true}) {
+    ForwardArgs args;
+    args.q = ConstTensor(nullptr, DType::bf16, {6000, 8, 64}, device);
+    args.k = args.v = ConstTensor(nullptr, DType::bf16, {6000, 2, 64}, device);
+    args.out = Tensor(nullptr, DType::bf16, {6000, 8, 64}, device);
+    args.cu_seqlens_q = args.cu_seqlens_k = ConstTensor(nullptr, DType::i32, {201}, device);
+    if (used) args.seqused_q = args.seqused_k = ConstTensor(nullptr, DType::i32, {200}, device);
+    args.mask_function = &causal;
+    const std::size_t described = workspace_bytes(args);
+    args.cu_seqlens_q.data = args.cu_seqlens_k.data = at(0);
+    if (used) args.seqused_q.data = args.seqused_k.data = at(1);
+    const std::size_t joined = workspace_bytes(args);
+    args.cu_seqlens_k.data = at(2);
+    EXPECT_EQ(described, std::max(joined, workspace_bytes(args)));
+  }
+}
+
 /// The message of the error that planning heads of these dimensions on a GPU ends in.
 std::string refusal_of_heads(std::int64_t d_qk, std::int64_t d_v) {
   try {

@@ -99,7 +99,7 @@ TEST(WideHeadsPlan, SharesOfPairsAreThoseOfClusters) {
   single.pairs = false;
   const gpu::WorkDivision one = gpu::divide_work(p, single, 132);
   gpu::WorkDivision two = gpu::divide_work(p, c, 132);
-  EXPECT_EQ(one.most_ctas, 132);
+  EXPECT_EQ(one.most_ctas, one.ctas);
   EXPECT_EQ(two.most_ctas, two.ctas / 2);
   EXPECT_EQ(two.few_ctas, two.most_ctas);
   EXPECT_EQ(two.least, one.least);
