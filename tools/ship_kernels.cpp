@@ -1,7 +1,8 @@
 // Compiles the kernels that are shipped inside the library. Needs NVRTC, no GPU.
 //
-//   ship_kernels ARCHIVE [WORKERS [FOLDER]]   writes them; says which would be slow. FOLDER: each image too,
-//   as a file, and their names in names.txt, for scripts/same_kernels.py
+//   ship_kernels ARCHIVE [WORKERS [FOLDER]]   writes them; says which would be slow. WORKERS: one a core
+//   unless given. FOLDER: each image too, as a file, and their names in names.txt, for
+//   scripts/same_kernels.py
 //
 // Exits with 1 if a kernel did not compile. It does not refuse slow ones: another ptxas than the one the
 // tiles were chosen with may spill, and a slow kernel is better than none. The tests refuse them
@@ -130,7 +131,7 @@ void report(const std::vector<Item>& items) {
 }
 
 void write(const char* archive, const std::vector<Item>& items) {
-  std::string bytes = gpu::shipped_header();
+  std::string bytes;
   std::size_t compiled = 0;
   for (const Item& item : items) {
     if (!item.objection.empty()) continue;
@@ -173,7 +174,7 @@ bool run(const char* archive, unsigned workers, const char* folder) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  unsigned workers = 2;
+  unsigned workers = std::max(1U, std::thread::hardware_concurrency());
   if (argc > 2) std::from_chars(argv[2], argv[2] + std::strlen(argv[2]), workers);
   if (argc < 2 || argc > 4 || workers == 0) {
     fmt::print(stderr, "usage: ship_kernels ARCHIVE [WORKERS [FOLDER]]\n");

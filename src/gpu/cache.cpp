@@ -102,8 +102,8 @@ std::optional<CompiledKernel> unpack_entry(std::string_view bytes, std::string& 
 }
 
 std::string cache_key(const KernelName& name, const CompilerInfo& compiler) {
-  std::string key =
-      fmt::format("sources {:016x}\nNVRTC {}.{}\n", device_sources_digest(), compiler.major, compiler.minor);
+  std::string key = fmt::format("sources {:016x}\nNVRTC {}.{}\n", sources_digest(name.header), compiler.major,
+                                compiler.minor);
   key += architecture_option(name) + "\n";
   for (const char* option : compile_options()) key += fmt::format("{}\n", option);
   return key + fmt::format("{}\n{}\n{}", name.header, name.expression, name.functions);

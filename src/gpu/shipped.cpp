@@ -1,5 +1,7 @@
 #include "gpu/shipped.hpp"
 
+#include <fmt/format.h>
+
 #include <cstring>
 #include <unordered_map>
 
@@ -8,7 +10,8 @@ namespace {
 
 /// What a kernel is looked up by: no compiler is needed, so its version is no part of it.
 std::string key_of(const KernelName& name) {
-  return name.header + "\n" + name.architecture + "\n" + name.expression;
+  return fmt::format("sources {:016x}\n{}\n{}\n{}", sources_digest(name.header), name.header,
+                     name.architecture, name.expression);
 }
 
 void append_u64(std::string& bytes, std::uint64_t value) {
@@ -34,7 +37,6 @@ const Index& index() {
   static const Index built = [] {
     Index found;
     std::string_view rest(shipped_archive().data(), shipped_archive().size());
-    if (take_u64(rest) != device_sources_digest()) return found;
     while (!rest.empty()) {
       const std::uint64_t bytes = take_u64(rest);
       const std::string_view entry = rest.substr(0, bytes);
@@ -49,12 +51,6 @@ const Index& index() {
 }
 
 }  // namespace
-
-std::string shipped_header() {
-  std::string bytes;
-  append_u64(bytes, device_sources_digest());
-  return bytes;
-}
 
 void append_shipped(std::string& archive, const KernelName& name, const CompiledKernel& kernel) {
   const std::string entry = pack_entry(key_of(name), kernel);

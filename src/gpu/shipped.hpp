@@ -1,5 +1,5 @@
-// The set of kernels shipped with the library: one archive, linked in as bytes. The sources' digest (8
-// bytes), then entries as cache.hpp packs them, each preceded by its length (8 bytes).
+// The set of kernels shipped with the library: one archive, linked in as bytes. Entries as cache.hpp packs
+// them, each preceded by its length (8 bytes), with a digest of the kernel's sources in its key.
 #pragma once
 
 #include <optional>
@@ -9,9 +9,6 @@
 #include "gpu/cache.hpp"
 
 namespace tandem::gpu {
-
-/// The beginning of an archive for this build's sources.
-std::string shipped_header();
 
 /// Adds a kernel to an archive.
 void append_shipped(std::string& archive, const KernelName& name, const CompiledKernel& kernel);
@@ -23,7 +20,7 @@ std::span<const char> shipped_archive();
 /// The kernel of that name in the linked archive, if it has one.
 std::optional<CompiledKernel> find_shipped(const KernelName& name);
 
-/// Number of kernels in the linked archive: 0 if there is none, or if it was made from other sources.
+/// Number of kernels in the linked archive: 0 if there is none.
 std::size_t shipped_kernels();
 
 }  // namespace tandem::gpu

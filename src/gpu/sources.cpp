@@ -1,18 +1,28 @@
 #include "gpu/sources.hpp"
 
+#include <algorithm>
+#include <vector>
+
 namespace tandem::gpu {
 
-std::uint64_t device_sources_digest() {
-  static const std::uint64_t digest = [] {
-    std::uint64_t h = fnv_offset;
-    for (const Source& source : device_sources()) {
-      // The terminating zeros keep name and text apart.
-      h = fnv1a({source.name, std::string_view(source.name).size() + 1}, h);
-      h = fnv1a({source.text, std::string_view(source.text).size() + 1}, h);
+std::uint64_t sources_digest(std::string_view name, std::span<const Source> sources) {
+  std::uint64_t h = fnv_offset;
+  std::vector<std::string_view> names{name};  // those before `i` are in the digest
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const auto source = std::ranges::find(sources, names[i], &Source::name);
+    if (source == sources.end()) continue;  // the compiler will say so
+    // The terminating zeros keep name and text apart.
+    h = fnv1a({source->name, names[i].size() + 1}, h);
+    std::string_view text(source->text);
+    h = fnv1a({text.data(), text.size() + 1}, h);
+    constexpr std::string_view include = "#include \"";
+    for (std::size_t at = text.find(include); at != text.npos; at = text.find(include)) {
+      text.remove_prefix(at + include.size());
+      const std::string_view included = text.substr(0, text.find('"'));
+      if (std::ranges::find(names, included) == names.end()) names.push_back(included);
     }
-    return h;
-  }();
-  return digest;
+  }
+  return h;
 }
 
 }  // namespace tandem::gpu

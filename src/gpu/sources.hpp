@@ -22,7 +22,8 @@ constexpr std::uint64_t fnv1a(std::string_view bytes, std::uint64_t seed = fnv_o
   return seed;
 }
 
-/// Changes with any byte of any device source.
-std::uint64_t device_sources_digest();
+/// Of the source `name` and all that it includes, directly or through others; changes with any byte of these
+/// and of no other source.
+std::uint64_t sources_digest(std::string_view name, std::span<const Source> sources = device_sources());
 
 }  // namespace tandem::gpu

@@ -29,7 +29,7 @@ constexpr const char* ptx = ".version 9.0\n.target sm_80\n.address_size 64\n";
 /// for this GPU, for a driver that refuses it.
 const std::string& archive() {
   static const std::string bytes = [] {
-    std::string made = shipped_header();
+    std::string made;
     for (const KernelName& name : portable_kernels()) {
       const std::string text = ptx + std::string(1, '\0');
       const std::string symbol = name.expression.substr(0, name.expression.find('<'));
