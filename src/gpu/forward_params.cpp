@@ -234,6 +234,7 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     const Sharing sharing(config, multiprocessors);
     const std::int64_t shared_tiles = tiles / config.cluster();
     d.ctas = config.cluster() * (shared_tiles >= most ? as_int(most) : sharing.ctas(shared_tiles * blocks));
+    d.items = as_int(shared_tiles);
     d.few_ctas = as_int(sharing.few);
     d.least = as_int(sharing.least);
     d.part_outputs = partial_outputs(tiling, d.ctas);

@@ -254,28 +254,26 @@ TANDEM_DEVICE bool combine_splits(const ForwardParams& p, u32 number, int row) {
   return true;
 }
 
-/// Merges every `groups`-th row of a tile, from row `group` on, if CTAs have shared its keys. False if there
-/// is no such tile, or none is shared.
+/// Merges every `groups`-th row of a tile, from row `group` on, if CTAs have shared its keys.
 template <ForwardConfig C>
-TANDEM_DEVICE bool combine_shares(const ForwardParams& p, u32 number, u32 group, u32 groups) {
+TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group, u32 groups) {
   static_assert(sizeof(CombineShared<C>) == combine_shared_bytes(C));
   auto& shared = *reinterpret_cast<CombineShared<C>*>(ptx::dynamic_shared());
   tile::SplitLine<C.tiling, C.keys, false, C.pairs> line{p};
   const tile::LineLength length = line.length();
   const u32 share = tile::share_of(p, length);
-  if (!tile::cuts_tiles(length, share)) return false;
+  if (!tile::cuts_tiles(p, length, share)) return;
   tile::TileIndex t;
   u32 start = 0;
   u32 cost = 0;
   // Of a pair of tiles each CTA of a cluster has one.
   constexpr u32 cluster = static_cast<u32>(C.cluster());
   const u32 rank = number % cluster;
-  if (!line.locate_tile(number / cluster, t, start, cost)) return false;
+  if (!line.locate_tile(number / cluster, t, start, cost)) return;
   if constexpr (C.pairs) t.head += static_cast<int>(rank);
   const u32 first = start / share;
   const u32 end = (start + cost - 1) / share + 1;
-  // One CTA has computed it whole, or sequences overlap so often that the line's length has wrapped.
-  if (end == first + 1 || start + cost > length.total) return true;
+  if (end == first + 1) return;  // one CTA has computed it whole
   ptx::wait_for_previous_grid();
   for (u32 i = group; i < static_cast<u32>(p.part_rows); i += groups) {
     const int row = static_cast<int>(i);
@@ -285,7 +283,6 @@ TANDEM_DEVICE bool combine_shares(const ForwardParams& p, u32 number, u32 group,
     const u32 cta = cluster * first + rank;
     CombineRow<C>{p, shared, row, tile::part_of_head(cta), cta + cluster, parts}.merge(t, own);
   }
-  return true;
 }
 
 /// A tile is merged by a CTA for each of its part_rows rows, split_blocks at most, or with a fixed split size
@@ -298,17 +295,14 @@ TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, combine_ctas_per_sm(C))
   const u32 groups = C.schedule.invariant ? rows / combine_rows : static_cast<u32>(p.split_blocks);
   u32 number = ptx::block_index() / groups;
   const u32 group = ptx::block_index() - number * groups;
-  const auto merge = [&] {
-    if constexpr (C.schedule.invariant) {
-      const u32 row = group * combine_rows + ptx::thread_index() / warp_size;
-      return combine_splits<C>(p, number, static_cast<int>(row));
-    } else {
-      return combine_shares<C>(p, number, group, groups);
-    }
-  };
-  // Sequences that overlap may have more tiles than the grid has CTAs for: the last ones merge the rest.
-  const bool last = p.packed_q && ptx::block_index() + groups >= ptx::grid_size();
-  while (merge() && last) ++number;
+  if constexpr (C.schedule.invariant) {
+    // Sequences that overlap may have more tiles than the grid has CTAs for: the last ones merge the rest.
+    const bool last = p.packed_q && ptx::block_index() + groups >= ptx::grid_size();
+    const int row = static_cast<int>(group * combine_rows + ptx::thread_index() / warp_size);
+    while (combine_splits<C>(p, number, row) && last) ++number;
+  } else {
+    combine_shares<C>(p, number, group, groups);
+  }
 }
 
 }  // namespace tandem

@@ -27,6 +27,7 @@ struct SplitSequence {
 struct LineLength {
   u32 total;
   u32 largest;
+  u32 tiles;
 };
 
 /// The line of a varlen batch, in key blocks, or, if `by_split`, in splits of a fixed number of them. All
@@ -87,19 +88,21 @@ struct SplitLine {
     return min(all, ceil_div(queries_of_tile<T>(p) + p.window_left + p.window_right, item_keys()) + 1);
   }
 
-  /// The blocks of the whole line, and of the tile with most.
+  /// The blocks of the whole line, those of the tile with most, and the tiles.
   TANDEM_DEVICE LineLength length() const {
     const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-    LineLength n{0, 1};
+    LineLength n{0, 1, 0};
     for (int b = lane; b < entries(); b += warp_size) {
       const SplitSequence s = sequence(b);
       n.total += s.tiles * s.cost;
       n.largest = max(n.largest, s.cost);
+      n.tiles += s.tiles;
     }
 #pragma unroll
     for (int d = 1; d < warp_size; d *= 2) {
       n.total += ptx::shuffle_xor(n.total, d);
       n.largest = max(n.largest, ptx::shuffle_xor(n.largest, d));
+      n.tiles += ptx::shuffle_xor(n.tiles, d);
     }
     return n;
   }
@@ -194,9 +197,10 @@ TANDEM_DEVICE u32 share_of(const ForwardParams& p, const LineLength& line) {
 }
 
 /// Whether shares end inside tiles. Where all tiles are small beside a share, or short, each goes whole to
-/// the CTA in whose share it begins: then no row depends on the tiles before it.
-TANDEM_DEVICE bool cuts_tiles(const LineLength& line, u32 share) {
-  return line.largest > max(share / 16, 4U);
+/// the CTA in whose share it begins: then no row depends on the tiles before it. So it does where sequences
+/// overlap and have more tiles than `combine` has CTAs for.
+TANDEM_DEVICE bool cuts_tiles(const ForwardParams& p, const LineLength& line, u32 share) {
+  return line.largest > max(share / 16, 4U) && line.tiles <= static_cast<u32>(p.split_items);
 }
 
 /// With a split size: whether there is room for the parts of a tile. Sequences that overlap may have more
@@ -238,7 +242,7 @@ struct SplitTiles {
       const u32 share = share_of(line.p, length);
       at = min((pairs ? cta / 2 : cta) * share, length.total);
       end = min(at + share, length.total);
-      cuts = cuts_tiles(length, share);
+      cuts = cuts_tiles(line.p, length, share);
       begun = true;
     }
     u32 start = 0;

@@ -176,7 +176,7 @@ TEST(TileWalk, VarlenTilesFromACounter) {
 /// among three CTAs: every tile's parts together, or its whole, are all of its keys, and no part lies past
 /// `places`, the number of partial results that there is room for.
 template <bool by_split>
-void expect_overlapping_sequences_in_bounds(int places) {
+void expect_overlapping_sequences_in_bounds(int places, int items) {
   std::vector<int> cu{0, 300};
   for (int b = 1; b < 20; ++b) cu.push_back(b % 2 == 0 ? 300 : 10 * b);
   ForwardParams p = dense_params();
@@ -188,7 +188,7 @@ void expect_overlapping_sequences_in_bounds(int places) {
   p.split_ctas = p.split_few_ctas = 3;
   p.split_least = 1;
   p.split_blocks = 2;
-  p.split_items = places;
+  p.split_items = items;
   std::map<std::string, int> keys;  // seen by the tile
   const auto kernel = [&] {
     DynamicScheduler::Shared unused;
@@ -221,8 +221,9 @@ void expect_overlapping_sequences_in_bounds(int places) {
 }
 
 TEST(KeySplits, SequencesThatOverlapStayInTheWorkspace) {
-  expect_overlapping_sequences_in_bounds<false>(2 * 3);
-  expect_overlapping_sequences_in_bounds<true>(3 * (300 / block_m + 20));
+  constexpr int tiles = 3 * (300 / block_m + 20);
+  expect_overlapping_sequences_in_bounds<false>(2 * 3, tiles);
+  expect_overlapping_sequences_in_bounds<true>(tiles, tiles);
 }
 
 /// All CTAs share a line that has enough blocks for each of them, few a shorter one.
@@ -232,7 +233,9 @@ TEST(KeySplits, AsManyCtasAsHaveEnoughBlocks) {
   p.split_few_ctas = 4;
   p.split_least = 1;
   const auto enough = static_cast<u32>(8 * enough_blocks);
-  const auto share = [&](u32 total) { return share_of(p, LineLength{.total = total, .largest = 1}); };
+  const auto share = [&](u32 total) {
+    return share_of(p, LineLength{.total = total, .largest = 1, .tiles = 1});
+  };
   EXPECT_EQ(share(enough), static_cast<u32>(enough_blocks));
   EXPECT_EQ(share(enough - 1), static_cast<u32>(2 * enough_blocks));
 }
