@@ -23,7 +23,7 @@ struct LoadedKernel {
   abi::Function function = nullptr;
   int shared_bytes = 0;
   abi::Module module = nullptr;
-  bool portable = false;           ///< compiled by the driver from PTX
+  bool portable = false;                     ///< compiled by the driver from PTX
   std::shared_ptr<KernelUse> use = nullptr;  ///< null: never unloaded. Whoever has a copy keeps it loaded
 };
 

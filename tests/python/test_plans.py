@@ -143,3 +143,14 @@ def test_errors_on_the_meta_device_are_the_calls() -> None:
             tandem.attention(*tensors)
         with pytest.raises(tandem.InvalidArgumentError, match="^k is on device (cpu|meta) but q is on"):
             tandem.explain(*tensors)
+
+
+def test_v_is_in_the_memory_of_k_where_it_has_k_s_address() -> None:
+    k, v = torch.zeros(2, 1, 4096, 1, 512, dtype=torch.bfloat16)
+    q = torch.zeros(1, 1, 16, 512, dtype=torch.bfloat16)
+    in_k = "v is the first columns of k"
+    assert in_k in tandem.explain(q, k, k, device="H200")
+    assert in_k not in tandem.explain(q, k, v, device="H200")
+    size = max(tandem.workspace_bytes(q, k, other, device="H200") for other in (k, v))
+    assert in_k not in tandem.explain(*meta(q, k, v), device="H200")
+    assert tandem.workspace_bytes(*meta(q, k, v), device="H200") == size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -63,3 +64,20 @@ def test_calls_from_many_threads_are_independent() -> None:
         for _ in range(5):
             results = list(pool.map(lambda p: tandem.attention(*p, causal=True, threads=2), problems))
             assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+def test_a_process_forked_from_one_with_pytorch_s_threads_computes() -> None:
+    program = """
+import os, signal, tandem, torch
+torch.set_num_threads(2)
+x = torch.randn(1 << 20)
+(x + x).sum()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    q = torch.randn(1, 300, 4, 64)
+    tandem.attention(q, q, q, threads=2)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
