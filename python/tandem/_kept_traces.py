@@ -70,7 +70,7 @@ def _function(f: Any, arrays: list[Any], depth: int) -> tuple[Any, ...]:
     code = _code(f.__code__)
     if code.is_opaque:
         raise _Unknown
-    own = f.__builtins__  # type: ignore[attr-defined]
+    own = getattr(f, "__builtins__", {})  # stubs of some Pythons do not have it
     if any(n in own and n not in f.__globals__ and own[n] is not _PLAIN.get(n) for n in code.names):
         raise _Unknown
     given = (
