@@ -228,7 +228,7 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     d.part_rows = as_int(blocks_of(rows.to_merge(p), combine_rows) * combine_rows);
     d.part_outputs = items * d.part_rows * tiling.head_dim_v;
     d.part_lses = items * d.part_rows;
-    if (most_splits(p, tiling, split_size) > 1) d.combine_ctas = tiles * (d.part_rows / combine_rows);
+    if (most_splits(p, tiling, split_size) > 1) d.combine_ctas = tiles * (d.part_rows / combine_rows) + 1;
   } else if (config.schedule.split) {
     const std::int64_t blocks = std::max<std::int64_t>(1, blocks_of(p.rows_k, tiling.block_n));
     const Sharing sharing(config, multiprocessors);
@@ -245,7 +245,7 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     d.split_blocks =
         as_int(std::clamp<std::int64_t>(enough / std::max<std::int64_t>(tiles, 1), 4, combine_ctas(tiling)));
     d.split_blocks = std::min(d.split_blocks, std::max(d.part_rows, 1));
-    if (d.ctas > config.cluster()) d.combine_ctas = tiles * d.split_blocks;
+    if (d.ctas > config.cluster()) d.combine_ctas = tiles * d.split_blocks + 1;
   }
   // Sequences that overlap make the line longer than it can be otherwise: those launched share it even so.
   d.most_ctas = std::min(d.most_ctas, d.ctas / config.cluster());

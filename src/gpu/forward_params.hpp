@@ -27,7 +27,7 @@ struct WorkDivision {
   int ctas = 0;  ///< as many as multiprocessors hold, or one a work item where there are fewer
   std::int64_t part_outputs = 0;  ///< numbers of ForwardParams::part_out, and of part_lse
   std::int64_t part_lses = 0;
-  std::int64_t combine_ctas = 0;  ///< of the kernel behind it; 0: there is nothing to merge
+  std::int64_t combine_ctas = 0;  ///< of the kernel behind it, one without a tile; 0: nothing to merge
   int split_blocks = 0;           ///< as in ForwardParams
   int part_rows = 0;
   int most_ctas = 0;  ///< split_ctas, split_few_ctas and split_least: with pairs clusters are counted

@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "fault_of.hpp"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "launch.hpp"
@@ -12,17 +13,6 @@ namespace tandem::kernel_tests {
 namespace {
 
 using ::testing::HasSubstr;
-
-/// The fault's text, or "" if the kernel ran.
-std::string fault_of(const std::function<void()>& kernel, const emulator::Grid& grid,
-                     const emulator::Options& options = {}) {
-  try {
-    emulator::launch(kernel, grid, options);
-  } catch (const emulator::Fault& fault) {
-    return fault.what();
-  }
-  return "";
-}
 
 /// What is wrong with reading, behind a barrier, what other threads have copied in two groups: `waits` is
 /// called before it, and `first` tells which group is read.

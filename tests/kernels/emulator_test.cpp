@@ -6,6 +6,7 @@
 #include <functional>
 #include <numeric>
 
+#include "fault_of.hpp"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/registers.cuh"
@@ -20,17 +21,6 @@ namespace {
 using emulator::Fault;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-/// The fault's text, or "" if the kernel ran.
-std::string fault_of(const std::function<void()>& kernel, const emulator::Grid& grid,
-                     const emulator::Options& options = {}) {
-  try {
-    emulator::launch(kernel, grid, options);
-  } catch (const Fault& fault) {
-    return fault.what();
-  }
-  return "";
-}
 
 TEST(Emulator, RefusesLaunchesThatHardwareRefuses) {
   const auto nothing = [] {};
@@ -109,24 +99,6 @@ TEST(Emulator, NamedBarriersJoinWhoArrivesAndWhoWaits) {
   EXPECT_THAT(fault_of([] { ptx::named_barrier_sync(16, 32); }, {.threads = 32}),
               HasSubstr("no named barrier 16"));
   EXPECT_THAT(fault_of([] { ptx::named_barrier_sync(1, 48); }, {.threads = 64}), HasSubstr("for 48 threads"));
-}
-
-TEST(Emulator, WhatThePreviousGridWritesIsReadAfterItsEnd) {
-  const std::vector<float> scales(8, 1.0F);
-  const std::vector<float> others(8, 1.0F);
-  const emulator::Options options{.buffers = {emulator::readable(scales), emulator::readable(others)},
-                                  .of_previous_grid = {emulator::readable(scales)}};
-  const auto read = [&](const std::vector<float>& from, bool waits) {
-    return fault_of(
-        [&] {
-          if (waits) ptx::wait_for_previous_grid();
-          ptx::load_global(&from[2]);
-        },
-        {.threads = 32}, options);
-  };
-  EXPECT_EQ(read(others, false), "");
-  EXPECT_EQ(read(scales, true), "");
-  EXPECT_THAT(read(scales, false), HasSubstr("the previous grid writes there"));
 }
 
 struct OneBarrier {

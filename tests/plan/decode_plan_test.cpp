@@ -157,7 +157,7 @@ TEST(ForwardPlan, PartsOfGroupedHeadsHaveAPlaceForEachRow) {
   const gpu::WorkDivision work = gpu::divide_work(p, c, 132);
   EXPECT_EQ(work.part_rows, 16);
   EXPECT_EQ(work.part_lses, 2 * 8 * 4 * 16);  // sequences, KV heads, splits, rows
-  EXPECT_EQ(work.combine_ctas, 2 * 8 * (16 / combine_rows));
+  EXPECT_EQ(work.combine_ctas, 2 * 8 * (16 / combine_rows) + 1);
 }
 
 }  // namespace

@@ -287,17 +287,19 @@ TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group,
 
 /// A tile is merged by a CTA for each of its part_rows rows, split_blocks at most, or with a fixed split size
 /// for each combine_rows of them. CTAs are small, so that they wait beside those of the kernel before, whose
-/// end they need, with the search for their tile behind them.
+/// end they need, with the search for their tile behind them. One more CTA only waits for that kernel, since
+/// those whose tile is written already do not: what waits for this grid's end sees what both have written.
 template <ForwardConfig C>
 TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, combine_ctas_per_sm(C))
     combine(const __grid_constant__ ForwardParams p) {
+  if (ptx::block_index() + 1 == ptx::grid_size()) return ptx::wait_for_previous_grid();
   const u32 rows = static_cast<u32>(p.part_rows);
   const u32 groups = C.schedule.invariant ? rows / combine_rows : static_cast<u32>(p.split_blocks);
   u32 number = ptx::block_index() / groups;
   const u32 group = ptx::block_index() - number * groups;
   if constexpr (C.schedule.invariant) {
     // Sequences that overlap may have more tiles than the grid has CTAs for: the last ones merge the rest.
-    const bool last = p.packed_q && ptx::block_index() + groups >= ptx::grid_size();
+    const bool last = p.packed_q && ptx::block_index() + groups + 1 >= ptx::grid_size();
     const int row = static_cast<int>(group * combine_rows + ptx::thread_index() / warp_size);
     while (combine_splits<C>(p, number, row) && last) ++number;
   } else {

@@ -44,8 +44,7 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   const int warpgroup = static_cast<int>(ptx::shuffle(ptx::thread_index() / warpgroup_size, 0));
   const int thread = static_cast<int>(ptx::thread_index()) % warpgroup_size;
   BackwardRows t;
-  // One CTA waits for the main grid to end, so that what waits for this grid also waits for dK and dV.
-  if (ptx::block_index() + 1 == ptx::grid_size()) ptx::wait_for_previous_grid();
+  ptx::outlast_previous_grid();
   if (!locate_rows<C>(p, static_cast<int>(ptx::block_index()), t)) return;
   const bool added = wait_for_sums<C>(p, t);
   if constexpr (C.tiling.block_m < 64) {  // two warps have all rows of a half of the columns
@@ -56,7 +55,7 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
     const float* const sums =
         p.dq_sum + t.block * (C.tiling.block_m * C.tiling.head_dim_qk) + warpgroup * C.dq_values() + thread;
 #pragma unroll
-    for (int i = 0; i < registers; ++i) dq[i] = added ? ptx::load_global(sums + i * warpgroup_size) : 0.0F;
+    for (int i = 0; i < registers; ++i) dq[i] = added ? ptx::load_written(sums + i * warpgroup_size) : 0.0F;
   } else {
     const auto* sums =
         reinterpret_cast<const ptx::Float4*>(p.dq_sum + t.block * (C.tiling.block_m * C.tiling.head_dim_qk)) +

@@ -365,6 +365,7 @@ TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
       }
     });
   }
+  if constexpr (C.smooth_k) ptx::outlast_previous_grid();
 }
 
 /// The largest magnitudes of K's groups that are larger than a block.

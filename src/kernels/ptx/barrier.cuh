@@ -78,5 +78,10 @@ TANDEM_DEVICE void launch_next_grid() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+/// For grids that may start early, where not every CTA waits: the last one does, so that this grid ends
+/// behind the one before, and what waits for this grid's end sees what both have written.
+TANDEM_DEVICE void outlast_previous_grid() {
+  if (block_index() + 1 == grid_size()) wait_for_previous_grid();
+}
 
 }  // namespace tandem::ptx

@@ -16,7 +16,8 @@ struct alignas(8) Float2 {
   float x, y;
 };
 
-/// T is 1, 2, 4, 8 or 16 bytes and naturally aligned.
+/// T is 1, 2, 4, 8 or 16 bytes and naturally aligned. Through the read-only cache, which need not see what
+/// this grid writes, nor what a grid that has not ended does: load_written is for that.
 template <typename T>
 TANDEM_DEVICE T load_global(const T* p) {
 #if TANDEM_ON_DEVICE
@@ -36,7 +37,7 @@ TANDEM_DEVICE Vec4 load_global(const Vec4* p) {
   return emulator::load_global(p);
 #endif
 }
-/// This load does not go through the read-only cache: the previous grid may still write what it reads, after
+/// These loads do not go through the read-only cache: the previous grid may still write what they read, after
 /// this grid began.
 TANDEM_DEVICE Float4 load_global(const Float4* p) {
 #if TANDEM_ON_DEVICE
@@ -47,7 +48,7 @@ TANDEM_DEVICE Float4 load_global(const Float4* p) {
                : "memory");
   return v;
 #else
-  return emulator::load_global(p);
+  return emulator::load_written(p);
 #endif
 }
 TANDEM_DEVICE float load_written(const float* p) {
@@ -56,7 +57,7 @@ TANDEM_DEVICE float load_written(const float* p) {
   asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
   return v;
 #else
-  return emulator::load_global(p);
+  return emulator::load_written(p);
 #endif
 }
 TANDEM_DEVICE u32 load_written(const u32* p) {
@@ -65,7 +66,7 @@ TANDEM_DEVICE u32 load_written(const u32* p) {
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 #else
-  return emulator::load_global(p);
+  return emulator::load_written(p);
 #endif
 }
 TANDEM_DEVICE Float2 load_global(const Float2* p) {
@@ -74,7 +75,7 @@ TANDEM_DEVICE Float2 load_global(const Float2* p) {
   asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
   return v;
 #else
-  return emulator::load_global(p);
+  return emulator::load_written(p);
 #endif
 }
 template <typename T>

@@ -149,8 +149,10 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
   }
   const bool converts = rows_blocks > 0 && p.dq.given();
   const auto convert = [&] {
+    emulator::Options beside_main = options;
+    beside_main.of_running_grid = {emulator::readable(scratch)};
     emulator::launch(kernels.convert, params,
-                     {.blocks = rows_blocks, .threads = rows_threads, .shared_bytes = 0}, options);
+                     {.blocks = rows_blocks, .threads = rows_threads, .shared_bytes = 0}, beside_main);
   };
   std::future<void> beside;
   if (converts && run.convert_beside && grid > 0) beside = std::async(std::launch::async, convert);

@@ -254,6 +254,10 @@ void Block::report_deadlock() {
   throw Fault(text);
 }
 
+bool Block::has_waited_for_previous_grid() const {
+  return std::any_of(threads_.begin(), threads_.end(), [](const Thread& t) { return t.previous_grid_ended; });
+}
+
 void Block::check_finished() {
   for (Tally& t : tallies_) t.flush();
   // By luck alone the other block had not ended before.
@@ -307,6 +311,7 @@ void launch(const std::function<void()>& kernel, const Grid& grid, const Options
   std::mutex mutex;
   std::exception_ptr failure;
   BlockStores stores;
+  std::atomic<bool> waited{options.of_previous_grid.empty() && options.of_running_grid.empty()};
   const auto failed = [&] {
     next = grid.blocks;
     const std::lock_guard lock(mutex);
@@ -314,7 +319,9 @@ void launch(const std::function<void()>& kernel, const Grid& grid, const Options
   };
   const auto run = [&](std::uint32_t index, Stacks& stacks, char* shared, Cluster* cluster) {
     try {
-      Block(index, grid, options, kernel, stacks, shared, cluster, stores).run();
+      Block block(index, grid, options, kernel, stacks, shared, cluster, stores);
+      block.run();
+      if (block.has_waited_for_previous_grid()) waited = true;
     } catch (...) {
       failed();
       if (cluster != nullptr) cluster->finish(index % Cluster::size);
@@ -349,6 +356,9 @@ void launch(const std::function<void()>& kernel, const Grid& grid, const Options
   work();
   for (std::thread& t : others) t.join();
   if (failure) std::rethrow_exception(failure);
+  if (!waited && grid.blocks > 0)
+    throw Fault(
+        "the grid ended, and no block of it has waited for the grid before: that one may still write");
 }
 
 std::uint32_t thread_index() {

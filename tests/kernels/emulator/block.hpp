@@ -127,6 +127,7 @@ class Block {
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
   void run();
+  [[nodiscard]] bool has_waited_for_previous_grid() const;
 
   /// Of this host thread; throws where none runs.
   static Block& current() {

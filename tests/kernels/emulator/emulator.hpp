@@ -123,6 +123,9 @@ void check_global(const void* p, std::size_t bytes, bool write);
 /// The same for ordinary loads and stores, which throw where no barrier is between them and another thread's
 /// store.
 void check_global_load(const void* p, std::size_t bytes);
+/// And for loads through the read-only cache, which throw where this grid has stored, or one that has not
+/// ended may store.
+void check_read_only_load(const void* p, std::size_t bytes);
 void check_global_store(const void* p, std::size_t bytes);
 /// Throws if `x` came from accumulator registers that wgmma_wait had not handed back.
 void check_register(float x);
@@ -131,10 +134,16 @@ void check_shared_read(const void* p, std::size_t bytes);
 void check_shared_write(const void* p, std::size_t bytes);
 
 template <typename T>
-T load_global(const T* p) {
+T load_written(const T* p) {
   check_global_load(p, sizeof(T));
   T value;
   std::memcpy(&value, p, sizeof(T));
+  return value;
+}
+template <typename T>
+T load_global(const T* p) {
+  const T value = load_written(p);
+  check_read_only_load(p, sizeof(T));
   return value;
 }
 

@@ -1,7 +1,9 @@
 // Which thread of the block stored each byte of global memory last, to see accesses that nothing orders.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,10 +24,13 @@ class OfBytes {
   /// bytes of pages of which none has been set are left out.
   template <typename F>
   std::string for_each(std::uintptr_t address, std::size_t bytes, bool create, const F& f) {
-    for (std::uintptr_t at = address; at < address + bytes; ++at) {
-      if (Page* const page = page_of(at / page_bytes, create)) {
+    for (std::uintptr_t at = address; at < address + bytes;) {
+      const std::uintptr_t end = std::min(address + bytes, (at / page_bytes + 1) * page_bytes);
+      Page* const page = page_of(at / page_bytes, create);
+      for (; page != nullptr && at < end; ++at) {
         if (std::string wrong = f((*page)[at % page_bytes]); !wrong.empty()) return wrong;
       }
+      at = end;
     }
     return "";
   }
@@ -56,9 +61,12 @@ class BlockStores {
  public:
   /// What is wrong with a store by `block`, which is `ordered` if it has seen what others have announced.
   std::string store(std::uintptr_t address, std::size_t bytes, std::uint32_t block, bool ordered);
+  /// What is wrong with a load through the read-only cache, which knows nothing of this grid's stores.
+  std::string read_only_load(std::uintptr_t address, std::size_t bytes);
 
  private:
   std::mutex mutex_;
+  std::atomic<bool> any_{false};
   OfBytes<std::uint32_t> writer_;  ///< block + 1
 };
 

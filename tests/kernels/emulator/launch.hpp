@@ -54,9 +54,12 @@ struct Options {
   std::vector<Buffer> buffers = {};
   Recording* recording = nullptr;             ///< takes the steps of its block; seed 0 and no cluster then
   std::vector<Buffer> of_previous_grid = {};  ///< in them, too; only for who has waited for that grid
+  /// In them, too: a grid that has not ended writes them. Who has not waited for it reads behind a semaphore.
+  std::vector<Buffer> of_running_grid = {};
 };
 
-/// Runs `kernel` as every thread of every block. Throws Fault at the first fault.
+/// Runs `kernel` as every thread of every block. Throws Fault at the first fault. A grid beside a previous or
+/// running one has to end behind it, since its end is taken for that of both.
 void launch(const std::function<void()>& kernel, const Grid& grid, const Options& options);
 
 template <typename Params>
