@@ -89,6 +89,25 @@ TEST(Contract12_Metadata, SequencesThatOverlapHaveNoMoreMemory) {
   }
 }
 
+/// Rows that belong to two sequences have two orders in which gradients are added to them: calls end
+/// nevertheless, and write every element.
+TEST(Contract12_Metadata, SequencesThatOverlapEndInAFixedOrder) {
+  for (const bool causal : {true, false}) {
+    Case c = varlen_case(DType::bf16, {330, 20, 50});
+    c.heads_q = c.heads_kv = 1;
+    c.options.causal = causal;
+    c.options.deterministic = true;
+    Call call(c);
+    call.rows_overlap = true;
+    for (Box* box : {&call.cu_seqlens_q, &call.cu_seqlens_k}) {
+      box->set(1, 330);
+      box->set(2, 20);
+      box->set(3, 400);
+    }
+    expect_written_in_bounds(call, {Pass::forward, Pass::backward}, "descending offsets");
+  }
+}
+
 TEST(Contract12_Metadata, WideOffsetsAreNotTruncated) {
   for (const DType dtype : float_dtypes) {
     Case c = metadata_case(dtype, DType::i64);

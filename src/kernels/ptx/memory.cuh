@@ -139,10 +139,11 @@ TANDEM_DEVICE u32 semaphore_read(const u32* p) {
   return emulator::semaphore_read(p);
 #endif
 }
-/// Waits until the semaphore is `value`, and then sees what other CTAs wrote before they incremented it.
+/// Waits until the semaphore is at least `value`, and then sees what other CTAs wrote before they incremented
+/// it. (Not for `value` itself: of lengths that make no sense, others may have incremented it further.)
 TANDEM_DEVICE void semaphore_wait(const u32* p, u32 value) {
 #if TANDEM_ON_DEVICE
-  while (semaphore_read(p) != value) {
+  while (semaphore_read(p) < value) {
   }
 #else
   emulator::semaphore_wait(p, value);
@@ -151,7 +152,7 @@ TANDEM_DEVICE void semaphore_wait(const u32* p, u32 value) {
 /// As semaphore_wait, for waits that may be long: it sleeps between reads.
 TANDEM_DEVICE void semaphore_wait_long(const u32* p, u32 value) {
 #if TANDEM_ON_DEVICE
-  while (semaphore_read(p) != value) __nanosleep(500);
+  while (semaphore_read(p) < value) __nanosleep(500);
 #else
   emulator::semaphore_wait_long(p, value);
 #endif

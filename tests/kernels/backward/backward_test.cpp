@@ -314,6 +314,35 @@ TEST_P(EmulatedVarlenBackwardTest, ManySequencesMatchTheOracle) {
   expect_the_oracles_gradients(GetParam(), call, {.host_threads = 2});
 }
 
+/// Where cu_seqlens descend, two sequences have rows in common, and count in the same semaphores.
+TEST_P(EmulatedVarlenBackwardTest, SequencesThatOverlapEnd) {
+  const BackwardConfig& config = GetParam().config;
+  const std::int64_t rows = 4 * std::max(config.tiling.block_m, config.tile_keys());
+  harness::Case spec;
+  spec.dtype = spec.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
+  spec.batch = 3;
+  spec.packed_q = spec.packed_k = true;
+  spec.lengths_q = spec.lengths_k = {rows, 20, 30};
+  spec.options.causal = config.mask.causal;
+  spec.options.deterministic = config.schedule.deterministic;
+  spec.options.softcap = config.softcap ? 2.0F : 0.0F;
+  harness::Call call(spec);
+  call.rows_overlap = true;
+  for (harness::Box* box : {&call.cu_seqlens_q, &call.cu_seqlens_k}) {
+    box->set(1, static_cast<double>(rows));
+    box->set(2, 20.0);
+    box->set(3, static_cast<double>(rows + 50));
+  }
+  call.prepare(Pass::forward);
+  tandem::forward(call.forward_args());
+  call.prepare(Pass::backward);
+  try {
+    run_backward(GetParam(), call, {.host_threads = 2});
+  } catch (const emulator::Fault& fault) {
+    ADD_FAILURE() << fault.what();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedVarlenBackwardTest,
                          ::testing::ValuesIn(backwards_with(&Mask::varlen)), name_of);
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedBackwardTest, ::testing::ValuesIn(all_backwards()), name_of);
