@@ -339,6 +339,7 @@ class FunctionPrinter {
     switch (node.op) {
       case FunctionOp::to_real:
       case FunctionOp::to_integer:
+      case FunctionOp::to_wide:
       case FunctionOp::to_boolean: return converted(node, a);
       case FunctionOp::divide:
       case FunctionOp::floor_divide:

@@ -39,7 +39,8 @@ struct Usual {
 };
 
 /// t0: f32 (4 heads); t1: i32 by position; t2: bf16 (batch, head, query, key); t3: booleans (query, key); t4:
-/// f32 (head, relative position). Causal masks are the window's where it can say so, as in a call.
+/// f32 (head, relative position); t5: i64 by position; t6: i64 (batch). Causal masks are the window's where
+/// it can say so, as in a call.
 constexpr Usual usual[] = {
     {"Identity", "s", "", 0, 224, 36, 0},
     {"Everything", "", "true", 0, 0, 36, 0},
@@ -64,6 +65,8 @@ constexpr Usual usual[] = {
     {"GradientOfBiasTensor", "add(s, t2[b, h, q, k])", "", 0, 0, 8, 0, 0.0F, true},
     {"GradientOfBiasCausal", "add(s, t2[b, h, q, k])", "le(k, q)", 0, 0, 88, 0, 0.0F, true},
     {"GradientOfGate", "mul(s, sigmoid(mul(t0[h], s)))", "", 0, 0, 124, 0, 0.0F, true},
+    {"WideDocument", "", "eq(t5[q], t5[k])", 0, 0, 148, 0},
+    {"WidePrefix", "", "or(lt(k, t6[b]), le(k, q))", 0, 0, 72, 0},
     {"DropoutOfParts", "", "", 0, 0, 56, 0, 0.1F, false, true},
 };
 
@@ -77,10 +80,13 @@ class UsualFunctions : public testing::TestWithParam<Usual> {
 
   void SetUp() override {
     if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
-    const std::vector<ConstTensor> captured{
-        ConstTensor(this, DType::f32, {4}), ConstTensor(this, DType::i32, {4096}),
-        ConstTensor(this, DType::bf16, {2, 4, 4096, 4096}), ConstTensor(this, DType::s8, {4096, 4096}),
-        ConstTensor(this, DType::f32, {4, 8191})};
+    const std::vector<ConstTensor> captured{ConstTensor(this, DType::f32, {4}),
+                                            ConstTensor(this, DType::i32, {4096}),
+                                            ConstTensor(this, DType::bf16, {2, 4, 4096, 4096}),
+                                            ConstTensor(this, DType::s8, {4096, 4096}),
+                                            ConstTensor(this, DType::f32, {4, 8191}),
+                                            ConstTensor(this, DType::i64, {4096}),
+                                            ConstTensor(this, DType::i64, {2})};
     const Usual& f = GetParam();
     constexpr int reals[] = {0, 2, 4};
     if (*f.score != '\0') score_ = Function::parse(f.score, Function::Kind::score, captured, reals);
