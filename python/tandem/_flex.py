@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tandem import _api
+from tandem import _api, _arrays, _functions
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
 
@@ -140,13 +143,12 @@ def _mask_of(block_mask: Any, query: Any, key: Any) -> Callable[..., Any]:
             f"block_mask has {found} rows of blocks, but {query.shape[2]} queries are {wanted} of {rows}; "
             "list the blocks of as many"
         )
-    listed = _listed(block_mask.kv_num_blocks, block_mask.kv_indices, last)
-    has_full = block_mask.full_kv_num_blocks is not None
-    if has_full:
-        full = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, last)
-        listed = listed.masked_fill_(full != 0, 2)
     mask_mod: Callable[..., Any] = block_mask.mask_mod
     masked = mask_mod is not sys.modules["torch.nn.attention.flex_attention"].noop_mask
+    if masked and _is_of_its_function(block_mask, query, key):
+        return mask_mod
+    listed = _blocks_of(block_mask, last)
+    has_full = block_mask.full_kv_num_blocks is not None
 
     def by_blocks(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         block = listed[b if batch > 1 else 0, h if heads > 1 else 0, q_idx // rows, kv_idx // columns]
@@ -154,6 +156,67 @@ def _mask_of(block_mask: Any, query: Any, key: Any) -> Callable[..., Any]:
         return visible | (block == 2) if masked and has_full else visible
 
     return by_blocks
+
+
+#: By mask: what was looked at (function, sizes, versions of the lists; the lists), and what was found.
+_kept: weakref.WeakKeyDictionary[Any, tuple[Any, list[Any], bool]] = weakref.WeakKeyDictionary()
+#: Pairs that are looked at together, and at most.
+_TOGETHER, _MOST = 1 << 26, 1 << 32
+
+
+def _is_of_its_function(block_mask: Any, query: Any, key: Any) -> bool:
+    """Whether the lists of blocks say no more than the mask function, as those of create_block_mask do. Then
+    the function alone is the mask, which can be a window, or documents, for which there are faster ways.
+    This is found out by the function's value for all pairs, once for a mask."""
+    torch = sys.modules["torch"]
+    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+    lists = [getattr(block_mask, name) for name in names]
+    sizes = (*query.shape[:3], key.shape[2])
+    state = (block_mask.mask_mod, sizes, [getattr(x, "_version", None) for x in lists])
+    known = _kept.get(block_mask)
+    if known is not None and known[0] == state and all(x is y for x, y in zip(known[1], lists, strict=True)):
+        return known[2]
+    if 0 in sizes or (lists[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    library = _arrays.library_of("query", query)
+    traced = _functions.trace_functions(sizes, library, mask_mod=block_mask.mask_mod)
+    text = (traced and traced.mask) or ""
+    shape = [n if re.search(rf"\b{leaf}\b", text) else 1 for n, leaf in zip(sizes[:2], "bh", strict=True)]
+    result = math.prod((*shape, *sizes[2:])) <= _MOST and _agrees(block_mask, shape, *sizes[2:])
+    _kept[block_mask] = state, lists, result
+    return result
+
+
+def _agrees(block_mask: Any, shape: list[int], queries: int, keys: int) -> bool:
+    """Whether every pair that the function shows is in a listed block, and it shows all of the full ones."""
+    flex = sys.modules["torch.nn.attention.flex_attention"]
+    rows, columns = block_mask.BLOCK_SIZE
+    blocks = _blocks_of(block_mask, -(-keys // columns))
+    step = max(_TOGETHER // (shape[0] * shape[1] * keys) // rows, 1) * rows
+    agrees = True
+    for first in range(0, queries, step):
+        count = min(step, queries - first)
+
+        def moved(b: Any, h: Any, q_idx: Any, kv_idx: Any, first: int = first) -> Any:
+            return block_mask.mask_mod(b, h, q_idx + first, kv_idx)
+
+        try:
+            shown = flex.create_mask(moved, *shape, count, keys, device=blocks.device)
+        except Exception:  # it takes proxies, but no tensors, as one that reads NumPy's arrays
+            return False
+        listed = blocks[:, :, first // rows : -(-(first + count) // rows)]
+        listed = listed.repeat_interleave(rows, 2)[:, :, :count].repeat_interleave(columns, 3)[..., :keys]
+        agrees = agrees & ((listed != 0) >= shown).all() & ((listed == 2) <= shown).all()
+    return bool(agrees)
+
+
+def _blocks_of(block_mask: Any, columns: int) -> Any:
+    """(batch, heads, rows, columns) int8: 0 of blocks that are hidden, 1 of listed ones, 2 of full ones."""
+    listed = _listed(block_mask.kv_num_blocks, block_mask.kv_indices, columns)
+    if block_mask.full_kv_num_blocks is not None:
+        full = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, columns)
+        listed = listed.masked_fill_(full != 0, 2)
+    return listed
 
 
 def _listed(counts: Any, indices: Any, columns: int) -> Any:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import tandem
 import torch
+from tandem import _flex
+from torch.nn.attention.flex_attention import create_block_mask
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:FutureWarning")
 
@@ -144,3 +146,53 @@ def test_errors_of_shapes_are_in_the_callers_order(
 ) -> None:
     with pytest.raises(tandem.InvalidArgumentError, match=words):
         tandem.flex_attention(torch.zeros(2, 4, 6, 8), torch.zeros(key), torch.zeros(value), enable_gqa=True)
+
+
+def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return q_idx >= kv_idx
+
+
+DOCUMENT = torch.arange(300) // 90
+PREFIX = torch.tensor([13, 241])
+MASKS = {
+    "causal": causal,
+    "document": lambda b, h, q_idx, kv_idx: DOCUMENT[q_idx] == DOCUMENT[kv_idx],
+    "prefix": lambda b, h, q_idx, kv_idx: (kv_idx < PREFIX[b]) | (q_idx >= kv_idx),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("together", [1 << 26, 1])
+def test_blocks_that_say_no_more_than_their_function_are_left_out(
+    mask: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function alone can be a window or documents; with blocks beside it, it is neither."""
+    given = []
+    attention = _flex._api.attention
+
+    def noted(*arrays: Any, mask_mod: Any, **options: Any) -> Any:
+        given.append(mask_mod)
+        return attention(*arrays, mask_mod=mask_mod, **options)
+
+    monkeypatch.setattr(_flex._api, "attention", noted)
+    monkeypatch.setattr(_flex, "_TOGETHER", together)
+    qkv = [torch.randn(2, 2, 300, 8) for _ in range(3)]
+    block_mask = create_block_mask(MASKS[mask], 2, None, 300, 300, device="cpu")
+    for _ in range(2):
+        tandem.flex_attention(*qkv, block_mask=block_mask)
+    assert given == [MASKS[mask]] * 2
+    full = block_mask.full_kv_num_blocks
+    (full if full is not None and full.any() else block_mask.kv_num_blocks).zero_()
+    out = tandem.flex_attention(*qkv, block_mask=block_mask)
+    assert given[2] is not MASKS[mask]
+    assert not torch.equal(out, tandem.flex_attention(*qkv, block_mask=MASKS[mask]))
+
+
+def test_blocks_for_all_entries_count_where_the_function_knows_them_apart() -> None:
+    """The lists were made of the first entry alone: of the second one they leave out pairs, as compiled."""
+    block_mask = create_block_mask(MASKS["prefix"], None, None, 300, 300, device="cpu")
+    qkv = [torch.randn(2, 2, 300, 8) for _ in range(3)]
+    out = tandem.flex_attention(*qkv, block_mask=block_mask)
+    both = tandem.flex_attention(*qkv, block_mask=MASKS["prefix"])
+    assert torch.equal(out[0], both[0])
+    assert not torch.equal(out[1], both[1])
