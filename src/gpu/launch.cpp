@@ -129,6 +129,7 @@ struct Loaded {
     std::ranges::sort(unused, {}, [](const Entry* entry) { return entry->second.use->last.load(); });
     unused.resize(std::min(unused.size(), most_function_kernels / 4));
     std::vector<Entry> taken;
+    taken.reserve(unused.size());
     for (const Entry* entry : unused) taken.push_back(*entry);
     for (const Entry& entry : taken) kernels.erase(entry.first);
     return taken;

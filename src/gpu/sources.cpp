@@ -16,7 +16,7 @@ std::uint64_t sources_digest(std::string_view name, std::span<const Source> sour
     std::string_view text(source->text);
     h = fnv1a({text.data(), text.size() + 1}, h);
     constexpr std::string_view include = "#include \"";
-    for (std::size_t at = text.find(include); at != text.npos; at = text.find(include)) {
+    for (std::size_t at = text.find(include); at != std::string_view::npos; at = text.find(include)) {
       text.remove_prefix(at + include.size());
       const std::string_view included = text.substr(0, text.find('"'));
       if (std::ranges::find(names, included) == names.end()) names.push_back(included);
