@@ -13,7 +13,7 @@
 namespace tandem::bench {
 namespace {
 
-// Of out in 8 bits: the gain as the recipes' tests have it, the RMS twice what normal numbers cost (fp8).
+// In 8 bits out has the gain of the recipes' tests, and twice the RMS that normal numbers cost (fp8).
 constexpr double eight_bit_gain = 0.02;
 constexpr double eight_bit_rms = 0.10;
 

@@ -136,7 +136,7 @@ def model(document: Document) -> list[str]:
 
 
 def model_run(document: Document) -> list[str]:
-    """Of gpu-models: tokens a second, and the share of PyTorch's attention."""
+    """Rows of gpu-models: tokens a second, and the share of PyTorch's attention."""
     rows = []
     for which in ("training", "generation"):
         rates = {name: entry["tokens_per_second"] for name, entry in document[which].items()}
@@ -147,7 +147,7 @@ def model_run(document: Document) -> list[str]:
 
 
 def host(document: Document) -> list[str]:
-    """Of host-overhead: microseconds of a call."""
+    """Rows of host-overhead: microseconds of a call."""
     us = document["us"]
     calls = {
         "forward": ("flash_attn_func", "sdpa"),
@@ -167,7 +167,7 @@ def host(document: Document) -> list[str]:
 
 
 def steps(document: Document) -> list[str]:
-    """Of gpu-decode: one query a sequence."""
+    """Rows of gpu-decode: one query a sequence."""
     columns = {
         "Tandem": "tandem",
         "lengths": "tandem, lengths",
@@ -187,7 +187,7 @@ def steps(document: Document) -> list[str]:
 
 
 def mixes(document: Document) -> list[str]:
-    """Of gpu-decode: very unequal lengths, beside a copy's rate."""
+    """Rows of gpu-decode: very unequal lengths, beside a copy's rate."""
     rows = (
         [
             " + ".join(f"{count} x {number(keys)}" for count, keys in m["lengths"]),
@@ -200,7 +200,7 @@ def mixes(document: Document) -> list[str]:
 
 
 def latent(document: Document) -> list[str]:
-    """Of gpu-decode: latent vectors."""
+    """Rows of gpu-decode: latent vectors."""
     rows = (
         [row["batch"], number(row["seqlen"]), row["queries"], number(row["us"]["tandem"])]
         + [number(row["us"]["pytorch"]), number(row["tflops"]), number(row["gb_per_s"])]
@@ -253,7 +253,7 @@ def functions(document: Document) -> list[str]:
 
 
 def sm80(document: Document) -> list[str]:
-    """Of gpu-speed with the kernels for other GPUs: a row a head dimension and mask."""
+    """Rows of gpu-speed with the kernels for other GPUs, one a head dimension and mask."""
     seqlens = sorted({c["seqlen"] for c in document["cells"]})
     rows: dict[tuple[int, str], list[str]] = {}
     for c in document["cells"]:
@@ -275,7 +275,7 @@ def codes(document: Document) -> list[str]:
 
 
 def recipes(document: Document) -> list[str]:
-    """Of gpu-accuracy --precision: errors, and how many times smaller than with one scale a tensor."""
+    """Rows of gpu-accuracy --precision: errors, and how many times smaller than with one scale a tensor."""
     inputs = document["precision"]
     rows = (
         [name, *(f"{e[name]:.2e} ({e['fp8 tensor'] / e[name]:.1f})" for e in inputs.values())]
@@ -285,7 +285,7 @@ def recipes(document: Document) -> list[str]:
 
 
 def whole_calls(document: Document) -> list[str]:
-    """Of gpu-speed --precision: how many whole calls are faster than those in bf16."""
+    """Rows of gpu-speed --precision: how many whole calls are faster than those in bf16."""
     entries = document["precision"]
     seqlens = sorted({e["seqlen"] for e in entries})
     rows = []

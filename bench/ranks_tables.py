@@ -34,7 +34,7 @@ def pass_of(cell: Document) -> str:
 
 
 def ranks(document: Document) -> list[str]:
-    """Of context-parallel: every strategy's share of one GPU's rate."""
+    """Rows of context-parallel: every strategy's share of one GPU's rate."""
     rows = []
     for c in ranks_cells(document):
         longest = c["tokens"] == 262144 and c["pass"] == "both"

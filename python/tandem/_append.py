@@ -155,7 +155,7 @@ def positions(new: New, begin: Tensor, count: Tensor, q: Tensor, cu_seqlens_q: A
 
 
 def _from(begin: Tensor, x: Tensor, cu_seqlens: Any, by_row: bool) -> Tensor:
-    """Of each row of x its number in its sequence (0 unless `by_row`), counted from where that begins."""
+    """The number of each row of x in its sequence (0 unless `by_row`), counted from where that begins."""
     if cu_seqlens is None:
         return begin[:, None] + torch.arange(x.shape[1], device=begin.device) * by_row
     rows, cu = torch.arange(x.shape[0], device=begin.device), cu_seqlens.long()

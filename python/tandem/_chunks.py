@@ -88,7 +88,7 @@ def _is_cache(given: dict[str, Any], q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _cached_sequences(given: dict[str, Any], k: Tensor, batch: int) -> tuple[Tensor, Tensor, int]:
-    """Of each sequence of a cache how many rows of padding it has and how many are in use behind them; and
+    """How many rows of padding each sequence of a cache has and how many are in use behind them; and
     how many a sequence may have."""
     table, used, padding = given["page_table"], given["seqused_k"], given["leftpad_k"]
     if k.ndim != 4:

@@ -178,7 +178,7 @@ def _batched_gradients(call: _call.Call, needed: Any, *tensors: Any) -> tuple[Te
 
 
 def _gradients(call: _call.Call, needed: Any, *tensors: Any) -> tuple[Tensor | None, ...]:
-    """Those of q, k, v and the sink, and of the arrays that functions read; None of those not `needed`."""
+    """Gradients of q, k, v and the sink, and of the arrays that functions read; None where not `needed`."""
     dout, dlse, q, k, v, sink, out, lse, *arrays = tensors
     dout, dlse = _rows_contiguous(dout), None if dlse is None else _rows_contiguous(dlse)
     wanted = () if call.functions is None else call.functions.differentiated

@@ -10,7 +10,7 @@
 
 namespace tandem::gpu {
 
-/// Of a kernel that may be unloaded: one with functions, of which a caller may make any number.
+/// What is known of a kernel that may be unloaded: one with functions, of which there may be any number.
 struct KernelUse {
   KernelName name;
   std::atomic<unsigned long long> last = 0;  ///< when it was asked for, counted in such questions

@@ -123,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(
         testing::Values(DType::bf16, DType::f16)),
     name_of_both);
 
-/// The same of the 8-bit kernel, whose tile has 128 keys always.
+/// Cases of the 8-bit kernel, whose tile has 128 keys always.
 struct EightBitTile {
   Precision precision;
   int head_dim;

@@ -25,7 +25,7 @@ constexpr double deviations = 6.0;
 /// Standard deviation of the difference of two squares of roundings, which are even between -1 and 1, as a
 /// share of their mean: the root of 2 times 0.9.
 constexpr double square_deviation = 1.27;
-/// Of few_elements normal errors the largest is four root mean squares.
+/// The largest of few_elements normal errors is four root mean squares.
 constexpr double largest_over_rms = 4.0;
 
 double worst_error(const std::vector<double>& values, const std::vector<double>& exact) {

@@ -163,7 +163,7 @@ def test_contents_are_checked_on_request() -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_pages_that_no_query_sees_may_be_freed(packed: bool) -> None:
-    """Those before the window of the first query, as engines free them, and padding on the left."""
+    """Engines free pages before the window of the first query; pages of padding count as freed, too."""
     q, k, v, where = cache(8, seqlen_q=3)
     expected = tandem.attention(q, k, v, **where, causal=True, window=(10, -1))
     table, lengths = where["page_table"].clone(), where
