@@ -1,6 +1,10 @@
 #include "gpu/sources.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
 #include <vector>
 
 namespace tandem::gpu {
@@ -23,6 +27,15 @@ std::uint64_t sources_digest(std::string_view name, std::span<const Source> sour
     }
   }
   return h;
+}
+
+std::uint64_t sources_digest(std::string_view name) {
+  static std::mutex mutex;
+  static std::map<std::string, std::uint64_t, std::less<>> known;
+  const std::lock_guard lock(mutex);
+  const auto at = known.find(name);
+  if (at != known.end()) return at->second;
+  return known.emplace(name, sources_digest(name, device_sources())).first->second;
 }
 
 }  // namespace tandem::gpu

@@ -22,8 +22,10 @@ constexpr std::uint64_t fnv1a(std::string_view bytes, std::uint64_t seed = fnv_o
   return seed;
 }
 
-/// Of the source `name` and all that it includes, directly or through others; changes with any byte of these
-/// and of no other source.
-std::uint64_t sources_digest(std::string_view name, std::span<const Source> sources = device_sources());
+/// The digest of the source `name` and all that it includes, directly or through others: it changes with any
+/// byte of these and of no other source.
+std::uint64_t sources_digest(std::string_view name, std::span<const Source> sources);
+/// The digest among the device sources, which is computed once for a name.
+std::uint64_t sources_digest(std::string_view name);
 
 }  // namespace tandem::gpu
