@@ -27,7 +27,7 @@ SCRIPTS = {
     "gpu-append": "new keys and values into a cache on a GPU, beside a copy of as many bytes",
     "gpu-functions": "score and mask functions on a GPU beside PyTorch's compiled flex_attention",
     "gpu-models": "tokens a second of a Llama-shaped model on a GPU, training and generation",
-    "gpu-pages": "no measurement: writes the tables of docs/results/gpu-*.md from their JSON",
+    "gpu-pages": "no measurement: writes the tables of the documentation from records/*.json",
     "host-overhead": "host time of a call from Python, CPU or GPU",
     "context-parallel": "work and traffic of layouts over ranks, and a model; --measure times the strategies",
     "timeline": "no measurement: a profiler's trace of a call over ranks as numbers and as a drawing",

@@ -26,8 +26,7 @@ from tandem.distributed._machine import Shape
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import received, route, rows_of, sent
 
-RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
-PAGE = RESULTS / "context-parallel.md"
+PAGE = harness.RESULTS / "context-parallel.md"
 
 RANKS = (2, 4, 8, 64)
 ROWS = 8192  # tokens a rank
@@ -72,7 +71,7 @@ class Rates:
 
     @staticmethod
     def _of(name: str) -> float:
-        cells = json.loads((RESULTS / f"gpu-{name}-h200.json").read_text())["cells"]
+        cells = json.loads((harness.RECORDS / f"gpu-{name}-h200.json").read_text())["cells"]
         wanted = {"dtype": "bf16", "seqlen": ROWS, "head_dim": HEAD_DIM, "causal": 1}
         cell = next(c for c in cells if all(c[key] == value for key, value in wanted.items()))
         return float(cell["tflops"]["tandem"]) * 1e12

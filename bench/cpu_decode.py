@@ -10,7 +10,7 @@ Times are CPU time divided by the threads, so that other jobs on the machine wei
 the wall clock's too. Threads wait without spinning.
 
     python bench cpu-decode             table on the screen
-    python bench cpu-decode --record    also docs/results/cpu-decode.md and .json
+    python bench cpu-decode --record    also docs/results/cpu-decode.md and records/cpu-decode.json
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=1024, help="largest cache, in MiB")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--record", action="store_true", help="write docs/results/cpu-decode.md and .json")
+    parser.add_argument("--record", action="store_true", help="write the page and the record of docs")
     args = parser.parse_args()
     os.environ["OMP_WAIT_POLICY"] = "passive"  # before PyTorch starts its threads
     import torch  # noqa: F401  its version is part of the result
@@ -189,7 +189,7 @@ def main() -> int:
     print(*table(cells), sep="\n")
     harness.write_json(document, args.json)
     if args.record:
-        harness.write_json(document, harness.RESULTS / "cpu-decode.json")
+        harness.write_json(document, harness.RECORDS / "cpu-decode.json")
         (harness.RESULTS / "cpu-decode.md").write_text(page(document))
     return 0 if all(c["right"] for c in cells) else 1
 

@@ -143,10 +143,10 @@ class Report:
         return [data, picture]
 
     def record(self) -> list[Path]:
-        """Writes docs/results/cpu.*; returns where."""
-        paths = self.save(harness.RESULTS)
+        """Writes docs/results/cpu.md and records/cpu.*; returns where."""
+        paths = self.save(harness.RECORDS)
         page = harness.RESULTS / "cpu.md"
-        page.write_text(self.markdown() + "\n![GFLOP/s by sequence length](cpu.png)\n")
+        page.write_text(self.markdown())
         return [page, *paths]
 
     def plot(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The figures of README.md and docs/performance.md, computed from docs/results/*.json.
+"""The figures of README.md and docs/performance.md, computed from records/*.json.
 
 `python bench gpu-pages` writes them; tests/test_readme_numbers.py allows no other number there. Shares are
 rounded as `harness.ratio` says, and compared with goals before that.
@@ -25,7 +25,7 @@ BEST = "the fastest peer"
 
 @functools.cache
 def result(name: str) -> Any:
-    return json.loads((harness.RESULTS / f"{name}.json").read_text())
+    return json.loads((harness.RECORDS / f"{name}.json").read_text())
 
 
 @dataclass
@@ -346,7 +346,7 @@ def xeon() -> str:
     return (
         f"**On an Intel CPU with AMX** PyTorch multiplies bf16 on the matrix unit, which Tandem does not use "
         f"yet. One thread on a Xeon, head dimension {d['head_dim']}, {d['seqlen']} keys, bf16, GFLOP/s of "
-        f"Tandem at {d['commit']} and of PyTorch 2.13: {'; '.join(said)} ([JSON](results/cpu-xeon.json), "
+        f"Tandem at {d['commit']} and of PyTorch 2.13: {'; '.join(said)} ([JSON](../records/cpu-xeon.json), "
         f"measured by hand)."
     )
 

@@ -1,9 +1,9 @@
-"""Writes the tables of the documentation that come out of docs/results/*.json.
+"""Writes the tables of the documentation that come out of records/*.json.
 
     python bench gpu-pages [--check] [PAGE ...]
 
 A page holds blocks from a line `<!-- from NAME.json -->` to a line `<!-- end -->`; what is between them is
-made anew from docs/results/NAME.json, the rest of the page is left as it is. `<!-- from NAME.json: TABLE -->`
+made anew from records/NAME.json, the rest of the page is left as it is. `<!-- from NAME.json: TABLE -->`
 is one table of `gpu_tables.py` or `ranks_tables.py` alone, and `<!-- from figures: TABLE -->` one of
 `figures.py`, which reads several results. --check changes nothing and exits with 1 if a page is not what its
 JSON says.
@@ -176,14 +176,14 @@ def block(document: dict) -> str:
 
 
 def page_from_json(text: str, folder: Path) -> str:
-    """The page with every block made anew, from the JSON in its folder or in docs/results."""
+    """The page with every block made anew, from the JSON in its folder or in records/."""
 
     def made(match: re.Match[str]) -> str:
         begin, source, table, end = match.groups()
         if source == "figures":
             return begin + "\n".join(figures.TABLES[table]()) + "\n" + end
         path = folder / source
-        document = json.loads((path if path.exists() else harness.RESULTS / source).read_text())
+        document = json.loads((path if path.exists() else harness.RECORDS / source).read_text())
         tables = gpu_tables.TABLES | ranks_tables.TABLES
         lines = tables[table](document) if table else None
         return begin + ("\n".join(lines) + "\n" if lines else block(document)) + end

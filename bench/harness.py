@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs" / "results"
+RESULTS = ROOT / "docs" / "results"  # pages
+RECORDS = ROOT / "records"  # what they were made from
 BUILD = ROOT / "build" / "release" / "bench"
 #: how long a round of one contender takes on a GPU
 ROUND_MS = 12.0
@@ -182,7 +183,7 @@ def commit() -> str:
         run = subprocess.run(("git", *args), cwd=ROOT, capture_output=True, text=True, check=False)
         return run.stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results", ":!records")
     return (git("rev-parse", "--short=12", "HEAD") or "unknown") + (" with local changes" if changed else "")
 
 
@@ -234,11 +235,32 @@ def parser(description: str | None, *options: str) -> argparse.ArgumentParser:
     return made
 
 
-def write_json(document: Mapping[str, Any], path: Path | None, indent: int | None = 1) -> None:
+def has_measurements(value: object) -> bool:
+    """Whether it has, at any depth, a list of objects or an object of objects alone."""
+    if isinstance(value, Mapping):
+        held = list(value.values())
+        return any(map(has_measurements, held)) or (bool(held) and all(isinstance(x, Mapping) for x in held))
+    return isinstance(value, list) and any(isinstance(x, Mapping) for x in value)
+
+
+def json_lines(value: object, margin: str = "") -> str:
+    """JSON with each measurement on a line, so that a diff shows which of them changed."""
+    if margin and not has_measurements(value):
+        return json.dumps(value)
+    inner = margin + " "
+    if isinstance(value, Mapping):
+        ends, parts = "{}", [f"{json.dumps(k)}: {json_lines(v, inner)}" for k, v in value.items()]
+    else:
+        assert isinstance(value, list)
+        ends, parts = "[]", [json_lines(v, inner) for v in value]
+    return ends[0] + "\n" + ",\n".join(inner + part for part in parts) + f"\n{margin}{ends[1]}"
+
+
+def write_json(document: Mapping[str, Any], path: Path | None) -> None:
     """Writes a result, if there is a path to."""
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=indent) + "\n")
+        path.write_text(json_lines(document) + "\n")
 
 
 def safetensors(path: Path) -> tuple[dict[str, Any], bytes]:

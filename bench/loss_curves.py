@@ -159,7 +159,7 @@ def main() -> int:
     args = parser.parse_args()
     document = json.loads(args.source.read_text()) if args.source else measure(args.device, args.steps)
     agree = report(document)
-    harness.write_json(document, args.json, indent=None)
+    harness.write_json(document, args.json)
     if args.plot:
         plot(document, args.plot)
     return 0 if agree else 1

@@ -17,7 +17,7 @@ one, or the quickest to build, then program by program, until a test fails.
 
 A mutant that no test notices survives. One that does not compile does not count. A program that takes far
 more time than without a mutant hangs, and has noticed. Results are kept line by line in
-build/mutation/results.jsonl. docs/results/mutation.md has the last run, and why each survivor survived.
+build/mutation/results.jsonl. records/mutation.md has the last run, and why each survivor survived.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ from threading import Lock
 from mutant_build import PROGRAMS, WORK, Build, Program, limits, noticed, run
 from mutant_schemata import Schemata
 from mutants import ROOT, Mutant, chosen
+
+sys.path.append(str(ROOT / "bench"))
+import harness  # noqa: E402
 
 SAMPLE = 30
 
@@ -240,7 +243,7 @@ def main() -> int:
                 file.write(json.dumps(result) + "\n")
     results = [known[mutant.rank] | {"line": mutant.line} for mutant in mutants if mutant.rank in known]
     if args.json:
-        args.json.write_text(json.dumps({"seed": args.seed, "mutants": results}, indent=1) + "\n")
+        harness.write_json({"seed": args.seed, "mutants": results}, args.json)
     return report(results, args.share)
 
 

@@ -1,4 +1,4 @@
-"""The plots of docs/performance.md, from docs/results/gpu-head-to-head-h200.json.
+"""The plots of docs/performance.md, from records/gpu-head-to-head-h200.json.
 
     python scripts/performance_plots.py            writes docs/drawings/speed-*.svg
     python scripts/performance_plots.py --into DIR
@@ -19,7 +19,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "docs" / "results" / "gpu-head-to-head-h200.json"
+RESULT = ROOT / "records" / "gpu-head-to-head-h200.json"
 
 #: What a line is called, its colour and its dash.
 Lines = dict[str, tuple[str, str, str]]

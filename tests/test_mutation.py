@@ -18,7 +18,7 @@ import mutant_schemata  # noqa: E402
 import mutant_switches  # noqa: E402
 import mutants  # noqa: E402
 
-RESULTS = ROOT / "docs" / "results"
+RECORDS = ROOT / "records"
 
 
 def test_the_same_seed_chooses_the_same_mutants() -> None:
@@ -176,8 +176,8 @@ def test_tests_run_the_quickest_first_and_each_once() -> None:
 
 
 def test_the_page_has_the_results_and_a_reason_for_each_survivor() -> None:
-    results = json.loads((RESULTS / "mutation.json").read_text())["mutants"]
-    page = (RESULTS / "mutation.md").read_text()
+    results = json.loads((RECORDS / "mutation.json").read_text())["mutants"]
+    page = (RECORDS / "mutation.md").read_text()
     outcomes = Counter(result["outcome"] for result in results)
     counted = len(results) - outcomes["does not compile"]
     assert counted > 0 and outcomes["killed"] >= 0.95 * counted

@@ -1,4 +1,4 @@
-"""Numbers of the documentation come out of docs/results/*.json: tables everywhere, and all of README.md and
+"""Numbers of the documentation come out of records/*.json: tables everywhere, and all of README.md and
 docs/performance.md."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs" / "results"
+RECORDS = ROOT / "records"
 
 sys.path.insert(0, str(ROOT / "bench"))
 gpu_pages = pytest.importorskip("gpu_pages", reason="the benchmarks' packages are not installed")
@@ -44,7 +44,7 @@ SETTINGS = (
 
 
 def result(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
+    return json.loads((RECORDS / f"{name}.json").read_text())
 
 
 @pytest.mark.parametrize("page", gpu_pages.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -104,7 +104,7 @@ def test_a_written_page_has_the_tables_of_its_results(name: str) -> None:
         made = importlib.import_module("accuracy").markdown(result(name), result(name))
     else:
         made = importlib.import_module(name.replace("-", "_")).page(result(name))
-    page = (RESULTS / f"{name}.md").read_text().splitlines()
+    page = (harness.RESULTS / f"{name}.md").read_text().splitlines()
     assert [line for line in made.splitlines() if line.startswith("|") and line not in page] == []
 
 

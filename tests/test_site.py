@@ -17,6 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("bench/*.md"), *sorted(ROOT.glob("docs/**/*.md"))]
+RECORDS = sorted(ROOT.glob("records/**/*.md"))
 HEADERS = sorted((ROOT / "include" / "tandem").glob("*.h*"))
 
 sys.path.append(str(ROOT / "scripts"))
@@ -55,7 +56,7 @@ def dead_links(page: Path) -> list[str]:
     return dead
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES + RECORDS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_link_of_a_page_is_dead(page: Path) -> None:
     assert dead_links(page) == []
 

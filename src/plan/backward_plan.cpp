@@ -58,7 +58,7 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   c.schedule.staggered =
       full && (c.schedule.deterministic ? !in_order : plain && rows >= line.staggered_from);
   // With ping-pong, causal attention at 512 takes 1.6 % (head dimension 64) and 1.9 % (128) longer, full
-  // attention at 128 0.4 % less (docs/history/backward.md, Ping-pong).
+  // attention at 128 0.4 % less (records/history/backward.md, Ping-pong).
   const bool hides = c.mask.causal || c.functions.mask_function;
   const bool has_step = !c.softcap && !c.functions.dropout && !c.functions.captured_gradients;
   const bool has_registers = light || head_dim_qk <= 64;
@@ -236,7 +236,7 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 }
 
 int backward_local_bytes_allowed(const BackwardConfig& c) {
-  // Words of the tile, nearly all stored and read once a tile: docs/history/backward.md has the bytes.
+  // Words of the tile, nearly all stored and read once a tile: records/history/backward.md has the bytes.
   const bool full = !c.mask.causal && !c.mask.local;
   if (c.tiling.cluster > 1) return !c.mask.varlen ? (full ? 0 : 36) : full ? 176 : 48;
   if (c.tiling.block_m != 128) return 0;
