@@ -1,4 +1,4 @@
-"""The plots of docs/performance.md, from records/gpu-head-to-head-h200.json.
+"""The plots of README.md and docs/performance.md, from records/gpu-head-to-head-h200.json.
 
     python scripts/performance_plots.py            writes docs/drawings/speed-*.svg
     python scripts/performance_plots.py --into DIR
@@ -41,7 +41,9 @@ def drawings() -> dict[str, tuple[list[dict[str, Any]], Lines]]:
     document = json.loads(RESULT.read_text())
     for cell, wide in zip(document["fp8"], document["forward"], strict=True):
         cell["tflops"]["bf16"] = wide["tflops"]["tandem"]
+    causal = [cell for cell in document["forward"] if cell["causal"]]
     return {
+        "readme": (causal, {line: SPEED[line] for line in ("tandem", "fa3", "cudnn")}),
         "forward": (document["forward"], SPEED),
         "backward": (document["backward"], SPEED),
         "fp8": (document["fp8"], FP8),
@@ -50,14 +52,21 @@ def drawings() -> dict[str, tuple[list[dict[str, Any]], Lines]]:
 
 def draw(cells: list[dict[str, Any]], lines: Lines, path: Path) -> None:
     head_dims = sorted({cell["head_dim"] for cell in cells})
+    masks = sorted({cell["causal"] for cell in cells})
     top = max(cell["tflops"][line] for cell in cells for line in lines)
     figure, axes = plt.subplots(
-        2, len(head_dims), figsize=(9, 5), sharex=True, sharey=True, layout="constrained"
+        len(masks),
+        len(head_dims),
+        figsize=(9, 2.5 * len(masks)),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
-    for causal, mask in enumerate(("full", "causal")):
-        for axis, head_dim in zip(axes[causal], head_dims, strict=True):
+    for row, causal in zip(axes, masks, strict=True):
+        for axis, head_dim in zip(row, head_dims, strict=True):
             panel(axis, [c for c in cells if (c["head_dim"], c["causal"]) == (head_dim, causal)], lines)
-            axis.set_title(f"{mask}, head dimension {head_dim}", fontsize=9)
+            axis.set_title(f"{'causal' if causal else 'full'}, head dimension {head_dim}", fontsize=9)
             axis.set_ylim(0, 1.08 * top)
     for axis in axes[:, 0]:
         axis.set_ylabel("TFLOP/s", fontsize=8)

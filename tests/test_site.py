@@ -166,7 +166,7 @@ def test_the_plots_are_what_the_tables_say(tmp_path: Path) -> None:
     script = ROOT / "scripts" / "performance_plots.py"
     subprocess.run([sys.executable, str(script), "--into", str(tmp_path)], check=True, timeout=120)
     drawn = sorted(tmp_path.iterdir())
-    assert len(drawn) == 3
+    assert len(drawn) == 4
     for path in drawn:
         stands = (ROOT / "docs" / "drawings" / path.name).read_text()
         assert path.read_text() == stands, f"{path.name} is stale; run python scripts/performance_plots.py"
