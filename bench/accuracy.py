@@ -3,7 +3,7 @@
 Runs the program of bench/accuracy.cpp; the gradients come from the installed package.
 
     python bench accuracy                 table on the screen, JSON and plot under build/bench
-    python bench accuracy --record        also docs/results/low-precision-accuracy.md and its record
+    python bench accuracy --record        also records/low-precision-accuracy.json and .png
 """
 
 from __future__ import annotations
@@ -201,9 +201,7 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--output", type=Path, default=harness.ROOT / "build" / "bench")
-    parser.add_argument(
-        "--record", action="store_true", help=f"also write {STEM} of docs/results and records"
-    )
+    parser.add_argument("--record", action="store_true", help=f"also write records/{STEM}.*")
     args = parser.parse_args()
     meta = {
         "machine": harness.machine(),
@@ -214,11 +212,10 @@ def main() -> int:
     records["gradients"] = gradients(128 if args.quick else 1024)
     page = markdown(meta, records)
     print(page)
-    recorded = [(harness.RECORDS, harness.RESULTS)] if args.record else []
-    for folder, pages in [(args.output, args.output), *recorded]:
+    for folder in [args.output, *([harness.RECORDS] if args.record else [])]:
         harness.write_json({**meta, **records}, folder / f"{STEM}.json")
         plot(records, folder / f"{STEM}.png")
-        (pages / f"{STEM}.md").write_text(page)
+    (args.output / f"{STEM}.md").write_text(page)
     return 0
 
 

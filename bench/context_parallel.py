@@ -1,6 +1,6 @@
 """Layouts of context parallel: work and traffic of each, exactly, and a model of the time on H200s.
 
-    python bench context-parallel             writes docs/results/context-parallel.md
+    python bench context-parallel             writes records/context-parallel.md
     python -m torch.distributed.run --standalone --nproc-per-node 4 bench context-parallel --measure
 
 The page runs nothing: work (visible pairs) and rows sent are counted by tandem.distributed, and the time is
@@ -26,7 +26,7 @@ from tandem.distributed._machine import Shape
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import received, route, rows_of, sent
 
-PAGE = harness.RESULTS / "context-parallel.md"
+PAGE = harness.RECORDS / "context-parallel.md"
 
 RANKS = (2, 4, 8, 64)
 ROWS = 8192  # tokens a rank
@@ -192,8 +192,8 @@ def page() -> str:
 
 Written by `python bench context-parallel`, commit {harness.commit()}. Work and
 traffic are counted exactly by `tandem.distributed`; times are a model. Measured:
-[on four H200s](gpu-context-parallel-4-h200.md), [four H100s](gpu-context-parallel-4-h100.md) and
-[two](gpu-context-parallel-h100.md).
+[on four H200s](runs/gpu-context-parallel-4-h200.md), [four H100s](runs/gpu-context-parallel-4-h100.md) and
+[two](runs/gpu-context-parallel-h100.md).
 
 {ROWS} tokens a GPU, causal. *Busiest / mean* is of visible pairs. *Rows received / least* compares the rows
 of K and V that all ranks receive with a lower bound: the least of any layout whose busiest rank has at most
@@ -202,12 +202,12 @@ as much work, whatever its rows. *Most rows / mean* (*most rows*) is the largest
 head dimension {HEAD_DIM}, bf16.
 
 The model is that of `tandem.distributed.explain`: kernels at the rates of one H200 at {ROWS} keys,
-{rates.forward / 1e12:.0f} and {rates.backward / 1e12:.0f} TFLOP/s ([forward](gpu-forward-h200.md),
-[backward](gpu-backward-h200.md)), slower ones of short sequences left out; tiles of {H200.units} SMs,
+{rates.forward / 1e12:.0f} and {rates.backward / 1e12:.0f} TFLOP/s ([forward](runs/gpu-forward-h200.md),
+[backward](runs/gpu-backward-h200.md)), slower ones of short sequences left out; tiles of {H200.units} SMs,
 of which those of a call's last turn wait for one another; {NVLINK / 1e9:.0f} GB/s each way within a
 host of {HOST} GPUs, {NETWORK / 1e9:.0f} GB/s between hosts (0.9 of 400 Gbit/s a GPU);
 {H200.latency * 1e6:.0f} us an exchange with the small kernels around it. Link and latency are what
-[four H100s](gpu-context-parallel-4-h100.md) showed. The number of chunks of heads is the one that this
+[four H100s](runs/gpu-context-parallel-4-h100.md) showed. The number of chunks of heads is the one that this
 makes quickest, or more that are within 2 %; the first chunk of keys and the last one of gradients are waited
 for, and exchanges beside kernels hold these up: within a host by all the time that they take, between hosts
 by {H200_HOSTS.held_up:.0%} of it, which is not measured.

@@ -8,7 +8,7 @@ times count, a cell's results are checked against fp64 on sampled rows, Tandem's
 NaN beforehand.
 
     python bench cpu             table on the screen, JSON and plot under build/bench
-    python bench cpu --record    also docs/results/cpu.md, and records/cpu.json and .png
+    python bench cpu --record    also records/cpu.json and .png
     python bench cpu --budget 60 --dtype f32 --head-dim 128 --pass forward
 """
 
@@ -204,7 +204,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, default=harness.ROOT / "build" / "bench", help="folder of JSON and plot"
     )
-    parser.add_argument("--record", action="store_true", help="also write records/cpu.* and its page")
+    parser.add_argument("--record", action="store_true", help="also write records/cpu.*")
     return parser.parse_args()
 
 

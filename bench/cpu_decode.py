@@ -10,7 +10,7 @@ Times are CPU time divided by the threads, so that other jobs on the machine wei
 the wall clock's too. Threads wait without spinning.
 
     python bench cpu-decode             table on the screen
-    python bench cpu-decode --record    also docs/results/cpu-decode.md and records/cpu-decode.json
+    python bench cpu-decode --record    also records/cpu-decode.json
 """
 
 from __future__ import annotations
@@ -142,28 +142,6 @@ def table(cells: list[dict[str, Any]]) -> list[str]:
     )
 
 
-def page(document: dict[str, Any]) -> str:
-    return "\n".join(
-        [
-            "# Decoding on a CPU",
-            "",
-            f"- Machine: {document['device']}; {document['threads']} threads",
-            f"- Commit: {document['commit']}; PyTorch {document['torch']}; Command: `{document['command']}` "
-            f"({document['date']})",
-            "",
-            f"One query a sequence, {HEADS} query heads on {HEADS_KV} KV heads of {HEAD_DIM}, bf16, on",
-            "caches from 64 MB up. Bytes of K and V over CPU time divided by the threads, medians of rounds",
-            "in turn: other work on the machine would show in the wall clock's numbers (in the JSON).",
-            "*Plain* adds up all words of K and V. *Pages* are of 16 keys in a random order, on the same",
-            "memory. The 8-bit columns are the time of the contiguous bf16 cache over that of a paged cache",
-            "of as many values in 8 bits, with one scale a tensor.",
-            "",
-            *table(document["cells"]),
-            "",
-        ]
-    )
-
-
 def main() -> int:
     parser = harness.parser(__doc__, "json")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
@@ -172,7 +150,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=1024, help="largest cache, in MiB")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--record", action="store_true", help="write the page and the record of docs")
+    parser.add_argument("--record", action="store_true", help="write records/cpu-decode.json")
     args = parser.parse_args()
     os.environ["OMP_WAIT_POLICY"] = "passive"  # before PyTorch starts its threads
     import torch  # noqa: F401  its version is part of the result
@@ -190,7 +168,6 @@ def main() -> int:
     harness.write_json(document, args.json)
     if args.record:
         harness.write_json(document, harness.RECORDS / "cpu-decode.json")
-        (harness.RESULTS / "cpu-decode.md").write_text(page(document))
     return 0 if all(c["right"] for c in cells) else 1
 
 

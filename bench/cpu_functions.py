@@ -12,7 +12,7 @@ to be within the contract's bounds. Times are medians.
 
     python bench cpu-functions                                   table on the screen
     python bench cpu-functions --functions causal --seqlens 1024 --pass forward
-    python bench cpu-functions --record                          also the page and the record of docs
+    python bench cpu-functions --record                          also records/cpu-functions.json
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="threads of every side (default 2)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each contender (default 5)")
     parser.add_argument("--round-ms", type=float, default=40.0, help="of a contender, at least (default 40)")
-    parser.add_argument("--record", action="store_true", help="write the page and the record of docs")
+    parser.add_argument("--record", action="store_true", help="write records/cpu-functions.json")
     return parser.parse_args()
 
 
@@ -302,7 +302,6 @@ def main() -> int:
     harness.write_json(document, args.json)
     if args.record:
         harness.write_json(document, harness.RECORDS / "cpu-functions.json")
-        (harness.RESULTS / "cpu-functions.md").write_text(page(document))
     return 0 if all(c["right"] for c in cells) else 1
 
 

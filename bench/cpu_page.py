@@ -143,11 +143,8 @@ class Report:
         return [data, picture]
 
     def record(self) -> list[Path]:
-        """Writes docs/results/cpu.md and records/cpu.*; returns where."""
-        paths = self.save(harness.RECORDS)
-        page = harness.RESULTS / "cpu.md"
-        page.write_text(self.markdown())
-        return [page, *paths]
+        """Writes records/cpu.*; returns where."""
+        return self.save(harness.RECORDS)
 
     def plot(self, path: Path) -> None:
         """GFLOP/s by seqlen at the largest batch of each, a panel for each pass, dtype, head_dim and mask."""

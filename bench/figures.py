@@ -107,7 +107,7 @@ def grid() -> list[Row]:
 def eight_bits() -> list[Row]:
     rows = []
     for gpu in ("H200", "H100"):
-        page = f"results/gpu-low-precision-{gpu.lower()}.md"
+        page = f"results/gpu-low-precision.md#{gpu.lower()}"
         cells = result(f"gpu-low-precision-{gpu.lower()}")["precision"]
 
         def rates(name: str, other: str, least: int = 0, cells: list[Any] = cells) -> list[float]:
@@ -129,7 +129,7 @@ def of_time(cells: list[Any], name: str, other: str) -> list[float]:
 
 def generation() -> list[Row]:
     rows = []
-    for gpu, page in (("H200", "results/gpu-decode-h200.md"), ("H100", "kernels/decode.md#measured")):
+    for gpu, page in (("H200", "results/gpu-decode.md"), ("H100", "results/gpu-decode.md#h100")):
         cells = result(f"gpu-decode-{gpu.lower()}")["cells"]
         long = [c for c in cells if c["seqlen"] >= 8192]
         mixes = result(f"gpu-decode-{gpu.lower()}")["mixes"]
@@ -194,7 +194,7 @@ def others() -> list[Row]:
     ]
     runs = result("gpu-context-parallel-4-h200")["runs"]
     measured = [c for run in runs for c in run["cells"]]
-    page, one = "results/gpu-context-parallel-4-h200.md", "one GPU"
+    page, one = "results/context-parallel.md", "one GPU"
     for tokens, goal in ((8192, 0.9), (32768, 0.95)):
         for which, name in (("forward", "forward"), ("both", "and backward")):
             found = [
@@ -220,7 +220,7 @@ def cpu() -> list[Row]:
             ]
             rows.append(Row(f"{which}, {dtype}", "results/cpu.md", "PyTorch", shares))
     decode = result("cpu-decode")["cells"]
-    page = "results/cpu-decode.md"
+    page = "results/cpu.md#decoding"
     rows += [
         Row("decoding", page, "PyTorch", [c["torch"]["us"] / c["contiguous"]["us"] for c in decode]),
         Row(
@@ -238,7 +238,9 @@ def cpu() -> list[Row]:
             if c["pass"] == "forward" and c["dtype"] == dtype and "flex_attention" in c["ms"]
         ]
         what = f"score and mask functions, {dtype}, AVX2"
-        rows.append(Row(what, "results/cpu-functions.md", "compiled `flex_attention`", shares, goal=2.0))
+        rows.append(
+            Row(what, "results/cpu.md#functions-on-scores", "compiled `flex_attention`", shares, goal=2.0)
+        )
     return rows
 
 
@@ -293,7 +295,7 @@ def errors() -> str:
         "One e4m3 scale a tensor errs {} times as much as `fp8`, {} times as much as `int8` and {} times "
         "as much as `int8-accurate` on outliers like the paper's; on the real Q, K, V of a sentence encoder "
         "{}, {} and {} times "
-        "([errors](results/low-precision-h100.md), [by input](results/low-precision-accuracy.md))."
+        "([errors](results/low-precision-accuracy.md))."
     ).format(*paper, *ranges)
 
 
@@ -324,7 +326,7 @@ def ranks_now() -> str:
     return (
         f"Since those runs rows are sent from where they lie. A sequence of 8192 tokens each has so "
         f"{share(8192, 'forward', 'gather in 8')} of one GPU's rate [on four "
-        f"H100s](results/gpu-context-parallel-4-h100.md#chunks-of-heads), and "
+        f"H100s](results/context-parallel.md#chunks-of-heads), and "
         f"{share(8192, 'both', 'gather in 1,7/8')} with the backward pass."
     )
 
@@ -341,7 +343,7 @@ def loss() -> str:
 
     ours, seeds = apart(losses["tandem"][0], losses["math"][0]), apart(*losses["math"])
     return (
-        f"Loss curves [on an H100](results/python-h100.md#learns-the-same) are those of PyTorch's math "
+        f"Loss curves [on an H100](results/python.md#learns-the-same) are those of PyTorch's math "
         f"attention: "
         f"{ours:.4f} nats apart over {steps} steps, where two seeds are {seeds:.2f} apart."
     )

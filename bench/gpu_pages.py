@@ -4,9 +4,9 @@
 
 A page holds blocks from a line `<!-- from NAME.json -->` to a line `<!-- end -->`; what is between them is
 made anew from records/NAME.json, the rest of the page is left as it is. `<!-- from NAME.json: TABLE -->`
-is one table of `gpu_tables.py` or `ranks_tables.py` alone, and `<!-- from figures: TABLE -->` one of
-`figures.py`, which reads several results. --check changes nothing and exits with 1 if a page is not what its
-JSON says.
+is one table of `gpu_tables.py`, `ranks_tables.py` or `cpu_tables.py` alone, and
+`<!-- from figures: TABLE -->` one of `figures.py`, which reads several results. --check changes nothing and
+exits with 1 if a page is not what its JSON says.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import cpu_tables
 import figures
 import gpu_tables
 import harness
@@ -25,7 +26,6 @@ import ranks_tables
 from gpu_tables import mask_of, number
 from harness import geometric_mean, markdown_table, ratio
 
-NAMES = {"tandem": "Tandem", "fa3": "FA3", "cudnn": "cuDNN", "fa2": "FA2"}
 BLOCK = re.compile(r"(<!-- from (\S+?)(?:: ([\w -]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 #: Those that may have blocks.
 PAGES = sorted([harness.ROOT / "README.md", *(harness.ROOT / "docs").rglob("*.md")])
@@ -33,22 +33,19 @@ PAGES = sorted([harness.ROOT / "README.md", *(harness.ROOT / "docs").rglob("*.md
 
 def cells(document: dict) -> list[str]:
     """The table of speeds, and what it comes to."""
-    measured = document["cells"]
-    names = [name for name in NAMES if any(name in cell["tflops"] for cell in measured)]
-    ratios = [
-        cell["tflops"]["tandem"] / cell["tflops"]["cudnn"] if "cudnn" in cell["tflops"] else None
-        for cell in measured
-    ]
-    lines = markdown_table(
-        ["head_dim", "mask", "seqlen", *(NAMES[name] for name in names), "of cuDNN"],
-        (
-            [cell["head_dim"], mask_of(cell), cell["seqlen"]]
-            + [number(cell["tflops"].get(name)) for name in names]
-            + [ratio(share) if share else "-"]
-            for cell, share in zip(measured, ratios, strict=True)
-        ),
-    )
-    lines += ["", *wrapped(gpu_tables.comes_to([share for share in ratios if share]))]
+
+    def share(cell: dict) -> float | None:
+        rates = cell["tflops"]
+        return rates["tandem"] / rates["cudnn"] if "cudnn" in rates else None
+
+    def show(cell: dict) -> str:
+        of_cudnn = share(cell)
+        rate = number(cell["tflops"]["tandem"])
+        return f"{rate}, {ratio(of_cudnn)}" if of_cudnn else rate
+
+    lines = gpu_tables.by_length(document["cells"], show)
+    shares = [of_cudnn for of_cudnn in map(share, document["cells"]) if of_cudnn]
+    lines += ["", *wrapped(gpu_tables.comes_to(shares))]
     for cell in document["cells"]:
         if cell["seqlen"] >= 1 << 20:
             seconds = statistics.median(cell["us"]["tandem"]) / 1e6
@@ -58,21 +55,16 @@ def cells(document: dict) -> list[str]:
 
 
 def precision(document: dict) -> list[str]:
-    """8 bits: the kernels alone, and whole calls beside 16 bits."""
+    """8 bits: the fp8 kernel alone, int8's share of it, and a whole fp8 call beside 16 bits."""
     entries = document["precision"]
     of_fp8 = [e["tflops"]["int8 kernel"] / e["tflops"]["fp8 kernel"] for e in entries]
-    settings = ("fp8", "int8", "int8-accurate")
-    lines = markdown_table(
-        ["head_dim", "mask", "seqlen", "bf16", "fp8", "int8", "int8 / fp8", "int8-accurate"]
-        + [f"whole {s} / bf16" for s in settings],
-        (
-            [e["head_dim"], mask_of(e), e["seqlen"]]
-            + [number(e["tflops"]["16-bit"]), number(e["tflops"]["fp8 kernel"])]
-            + [number(e["tflops"]["int8 kernel"]), ratio(y), number(e["tflops"]["int8-accurate kernel"])]
-            + [ratio(e["tflops"][f"{s} whole"] / e["tflops"]["16-bit"]) for s in settings]
-            for e, y in zip(entries, of_fp8, strict=True)
-        ),
-    )
+
+    def show(e: dict) -> str:
+        rates = e["tflops"]
+        shares = (rates["int8 kernel"] / rates["fp8 kernel"], rates["fp8 whole"] / rates["16-bit"])
+        return ", ".join([number(rates["fp8 kernel"]), *map(ratio, shares)])
+
+    lines = gpu_tables.by_length(entries, show)
     summary = (
         f"An FP8 product of 8192^3 in the same run: {document['gemm_fp8_tflops']:.1f} TFLOP/s. Geometric "
         f"mean of int8 / fp8: {geometric_mean(of_fp8):.3f}."
@@ -87,15 +79,14 @@ def ablation(document: dict) -> list[str]:
 
 
 def varlen(document: dict) -> list[str]:
-    return markdown_table(
-        ["pass", "head_dim", "packed sequences", "mask", "packed us", "dense us", "packed / dense"],
-        (
-            [e.get("pass", "forward"), e["head_dim"], e["sequences"], mask_of(e)]
-            + [number(e["us"][k], 1) for k in ("packed", "dense")]
-            + [ratio(e["ratio"])]
-            for e in document["varlen"]
-        ),
-    )
+    """Times of a dense call of the same work."""
+    rows: dict[tuple, dict[str, str]] = {}
+    for e in document["varlen"]:
+        key = (e.get("pass", "forward"), e["head_dim"], mask_of(e))
+        rows.setdefault(key, {})[e["sequences"]] = ratio(e["ratio"])
+    names = list(dict.fromkeys(e["sequences"] for e in document["varlen"]))
+    header = ["pass", "head_dim", "mask", *names]
+    return markdown_table(header, ([*key, *map(row.get, names)] for key, row in rows.items()))
 
 
 def errors(document: dict) -> list[str]:
@@ -184,7 +175,7 @@ def page_from_json(text: str, folder: Path) -> str:
             return begin + "\n".join(figures.TABLES[table]()) + "\n" + end
         path = folder / source
         document = json.loads((path if path.exists() else harness.RECORDS / source).read_text())
-        tables = gpu_tables.TABLES | ranks_tables.TABLES
+        tables = gpu_tables.TABLES | ranks_tables.TABLES | cpu_tables.TABLES
         lines = tables[table](document) if table else None
         return begin + ("\n".join(lines) + "\n" if lines else block(document)) + end
 

@@ -23,10 +23,20 @@ def right(header: Iterable[object], rows: Iterable[Iterable[object]]) -> list[st
     return markdown_table(header, rows, rule="--:|")
 
 
+def by_length(cells: list[Document], show: Callable[[Document], str]) -> list[str]:
+    """A row a head dimension and mask, a column a length."""
+    seqlens = sorted({c["seqlen"] for c in cells})
+    rows: dict[tuple[int, str], dict[int, str]] = {}
+    for c in cells:
+        rows.setdefault((c["head_dim"], mask_of(c)), {})[c["seqlen"]] = show(c)
+    header = ["head_dim", "mask", *(number(s) if s > 9999 else s for s in seqlens)]
+    return right(header, ([*key, *(row.get(s, "-") for s in seqlens)] for key, row in rows.items()))
+
+
 def comes_to(ratios: list[float], digits: int = 2) -> str:
-    """A sentence on the last column of a table. What reaches 1 is counted before anything is rounded."""
+    """A sentence on the shares of a table. What reaches 1 is counted before anything is rounded."""
     return (
-        f"Geometric mean of the last column: {geometric_mean(ratios):.3f}; least: "
+        f"Geometric mean of the shares: {geometric_mean(ratios):.3f}; least: "
         f"{ratio(min(ratios), digits)}; at 1.00 or more: {sum(x >= 1 for x in ratios)} of {len(ratios)}."
     )
 
@@ -41,21 +51,11 @@ def of(cell: Document, peer: str) -> float:
 
 
 def beside_fa3(which: str) -> Callable[[Document], list[str]]:
-    """The grid of one pass beside FlashAttention-3 and others, and what it comes to."""
+    """The grid of one pass, as a share of the fastest peer's rate, and what it comes to."""
 
     def table(document: Document) -> list[str]:
         cells = document[which]
-        others = [name for name in PEERS if name in cells[0]["tflops"]]
-        names = {"fa3": "FA3", "cudnn": "cuDNN", "fa2": "FA2"}
-        lines = right(
-            ["head_dim", "mask", "seqlen", "Tandem", *(names[name] for name in others), "of the best"],
-            (
-                [c["head_dim"], mask_of(c), c["seqlen"]]
-                + [f"{c['tflops'][name]:.1f}" for name in ("tandem", *others)]
-                + [ratio(of_best(c), 3)]
-                for c in cells
-            ),
-        )
+        lines = by_length(cells, lambda c: f"{c['tflops']['tandem']:.0f}, {ratio(of_best(c), 3)}")
         of_fa3 = [of(c, "fa3") for c in cells]
         longer = [of(c, "fa3") for c in cells if c["seqlen"] >= 2048]
         return [
@@ -240,38 +240,37 @@ def append_shares(document: Document) -> list[str]:
 
 
 def functions(document: Document) -> list[str]:
-    rows = []
-    for c in document["cells"]:
-        row = [c["head_dim"], c["function"], number(c["seqlen"])]
-        for which in ("forward", "backward"):
-            row += [
-                number(c[which]["tflops"]["tandem"]),
-                ratio(c[which]["times_flex_attention"], goals=(1, 2)),
-            ]
-        rows.append(row)
-    return right(["head dimension", "function", "keys", "forward", "times", "backward", "times"], rows)
+    """Rows of gpu-functions: TFLOP/s, and times the rate of flex_attention."""
+    lengths = sorted({c["seqlen"] for c in document["cells"]})
+    rows: dict[tuple[int, str], list[str]] = {}
+    for which in ("forward", "backward"):
+        for c in sorted(document["cells"], key=lambda c: c["seqlen"]):
+            times = ratio(c[which]["times_flex_attention"], goals=(1, 2))
+            rows.setdefault((c["head_dim"], c["function"]), []).append(
+                f"{number(c[which]['tflops']['tandem'])}, {times}"
+            )
+    header = [f"{which}, {number(n)} keys" for which in ("forward", "backward") for n in lengths]
+    return right(["head_dim", "function", *header], ([*key, *row] for key, row in rows.items()))
 
 
 def sm80(document: Document) -> list[str]:
-    """Rows of gpu-speed with the kernels for other GPUs, one a head dimension and mask."""
-    seqlens = sorted({c["seqlen"] for c in document["cells"]})
-    rows: dict[tuple[int, str], list[str]] = {}
-    for c in document["cells"]:
-        share = ratio(of(c, "fa2"), goals=(0.9, 1))
-        rows.setdefault((c["head_dim"], mask_of(c)), []).append(f"{c['tflops']['tandem']:.0f}, {share}")
-    header = ["head dimension", "mask", *(number(s) if s > 9999 else s for s in seqlens)]
-    return right(header, ([*key, *row] for key, row in rows.items()))
+    """Rows of gpu-speed with the kernels for other GPUs."""
+
+    def show(c: Document) -> str:
+        return f"{c['tflops']['tandem']:.0f}, {ratio(of(c, 'fa2'), goals=(0.9, 1))}"
+
+    return by_length(document["cells"], show)
 
 
-def codes(document: Document) -> list[str]:
-    """A whole call on e4m3 tensors of the caller's."""
-    columns = {"bf16": "16-bit", "fp8 kernel": "fp8 kernel", "whole, e4m3 inputs": "fp8 codes"}
-    rows = (
-        [e["head_dim"], mask_of(e), e["seqlen"], *(number(e["tflops"][n]) for n in columns.values())]
-        + [ratio(e["tflops"]["fp8 codes"] / e["tflops"]["16-bit"])]
-        for e in document["codes"]
-    )
-    return markdown_table(["head_dim", "mask", "seqlen", *columns, "whole / bf16"], rows)
+def quantized_inputs(document: Document) -> list[str]:
+    """A whole call on e4m3 tensors of the caller's, and what it comes to."""
+
+    def share(e: Document) -> float:
+        return float(e["tflops"]["fp8 codes"] / e["tflops"]["16-bit"])
+
+    entries = document["codes"]
+    lines = by_length(entries, lambda e: f"{number(e['tflops']['fp8 codes'])}, {ratio(share(e))}")
+    return [*lines, "", comes_to([share(e) for e in entries])]
 
 
 def recipes(document: Document) -> list[str]:
@@ -317,7 +316,7 @@ TABLES: dict[str, Callable[[Document], list[str]]] = {
     "append-shares": append_shares,
     "functions": functions,
     "sm80": sm80,
-    "codes": codes,
+    "quantized-inputs": quantized_inputs,
     "whole-calls": whole_calls,
     "recipes": recipes,
 }

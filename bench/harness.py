@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs" / "results"  # pages
-RECORDS = ROOT / "records"  # what they were made from
+RECORDS = ROOT / "records"
 BUILD = ROOT / "build" / "release" / "bench"
 #: how long a round of one contender takes on a GPU
 ROUND_MS = 12.0
@@ -183,7 +182,7 @@ def commit() -> str:
         run = subprocess.run(("git", *args), cwd=ROOT, capture_output=True, text=True, check=False)
         return run.stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results", ":!records")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!records")
     return (git("rev-parse", "--short=12", "HEAD") or "unknown") + (" with local changes" if changed else "")
 
 

@@ -86,27 +86,6 @@ def test_a_missed_goal_is_not_rounded_up_to() -> None:
     assert "at 1.00 or more: 1 of 2" in tables.comes_to([0.999, 1.0])
 
 
-#: Pages that a benchmark writes as it ends.
-WRITTEN = ("cpu-decode", "cpu-functions", "cpu", "low-precision-accuracy")
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_a_written_page_has_the_tables_of_its_results(name: str) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("tandem")
-    if name == "cpu":
-        report = object.__new__(importlib.import_module("cpu_page").Report)
-        report.meta = result(name)
-        report.cells, report.threads = report.meta["cells"], report.meta["threads"]
-        made = report.markdown()
-    elif name == "low-precision-accuracy":
-        made = importlib.import_module("accuracy").markdown(result(name), result(name))
-    else:
-        made = importlib.import_module(name.replace("-", "_")).page(result(name))
-    page = (harness.RESULTS / f"{name}.md").read_text().splitlines()
-    assert [line for line in made.splitlines() if line.startswith("|") and line not in page] == []
-
-
 def span(values: list[float]) -> list[str]:
     return [harness.ratio(min(values)), harness.ratio(max(values))]
 
@@ -209,17 +188,7 @@ QUOTES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
     ("kernels/functions.md", "{} times its rate forward and {} backward", functions),
     ("results/gpu-functions-h200.md", "geometric means are {} forward and {} backward", functions),
     (
-        "kernels/decode.md",
-        "is at {} to {} of cuDNN's rate, with lengths on the device at {} to {}.",
-        lambda: span(of_cudnn("h100", "tandem")) + span(of_cudnn("h100", "tandem, lengths")),
-    ),
-    (
-        "kernels/decode.md",
-        "{} to {} of cuDNN's rate, and e4m3 caches, which `decode` reads since then, {} to {} times",
-        lambda: span(of_cudnn("h200", "tandem")) + span(tokens_of_e4m3("h200")),
-    ),
-    (
-        "results/gpu-decode-h200.md",
+        "results/gpu-decode.md",
         "{} to {} of cuDNN's rate with lengths known, more in one row, {} to {} with lengths",
         lambda: span(of_cudnn("h200", "tandem")) + span(of_cudnn("h200", "tandem, lengths")),
     ),
@@ -227,36 +196,35 @@ QUOTES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
     ("kernels/wide-heads.md", "{} TFLOP/s at 64 x 8192 and {} at 128 x 4096", latent),
     ("results/gpu-append-h200.md", "reach {} of it at 65,536 tokens and {} at 16,384", appended),
     (
-        "results/gpu-forward-h200.md",
+        "results/gpu-forward.md",
         "{} of the fastest, {} in the least cell, and from 2048 tokens on {} of FlashAttention-3",
         lambda: [*beside_fa3("forward"), from_2048()],
     ),
     (
-        "results/gpu-backward-h200.md",
+        "results/gpu-backward.md",
         "{} of the fastest, {} in the least cell",
         lambda: beside_fa3("backward"),
     ),
     (
-        "results/gpu-backward-h200.md",
+        "results/gpu-backward.md",
         "at {} to {} of a large GEMM of the same run at head dimensions 64 and 128 and at {} to {} at 256",
         lambda: of_gemm((64, 128)) + of_gemm((256,)),
     ),
     (
-        "results/gpu-low-precision-h200.md",
+        "results/gpu-low-precision.md",
         "{} of its rate, {} in the least cell",
         lambda: beside_fa3("fp8"),
     ),
     (
-        "results/gpu-low-precision-h200.md",
-        "fp8 is faster than bf16 in {} of 18",
+        "results/gpu-low-precision.md",
+        "fp8 is faster than bf16 in {} of 18 cells",
         lambda: faster("h200", "fp8")[:1],
     ),
     (
-        "results/low-precision-h100.md",
-        "{} of 30 cells from 1024 keys, up to {} |",
-        lambda: faster("h100", "fp8"),
+        "results/gpu-decode.md",
+        "Tandem is at {} to {} of cuDNN's rate, with lengths on the device at {} to {}.",
+        lambda: span(of_cudnn("h100", "tandem")) + span(of_cudnn("h100", "tandem, lengths")),
     ),
-    ("results/low-precision-h100.md", "{} of 30, up to {} |", lambda: faster("h100", "int8")),
 )
 
 

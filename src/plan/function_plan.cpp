@@ -69,7 +69,7 @@ ForwardConfig with_functions(ForwardConfig c, const Problem& p) {
   const std::optional<int> operations = gpu::operations_of_pairs(gpu::functions_of(p));
   c.schedule.output_late = c.schedule.output_late && gpu::are_light(operations) && !p.dropout.on;
   // With ALiBi finding maxima is 3 to 8 % faster than to ask of each block whether it has outgrown them, with
-  // a tanh 1 to 7 % slower, with a table 40 to 55 % (docs/results/gpu-functions-h200.md).
+  // a tanh 1 to 7 % slower, with a table 40 to 55 % (records/runs/gpu-functions-h200.md).
   constexpr int few_operations = 4;
   const bool few = operations.has_value() && *operations <= few_operations;
   c.schedule.finds_maxima = !c.of_sm80() && c.functions.score_function && (few || p.dropout.on);

@@ -1,0 +1,74 @@
+"""Tables of the documentation, each from the JSON of one benchmark on a CPU (`gpu_pages.py` writes them)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cpu_decode
+from gpu_tables import Document, mask_of, right
+from harness import geometric_mean, ratio
+
+PASSES = ("forward", "backward")
+#: The library's own recipes, and the one that they are compared with.
+RECIPES = ("fp8 tensor", "fp8", "fp8 strict", "int8", "int8 strict", "int8-accurate")
+
+
+def mean_and_least(shares: list[float], goal: float = 1.0) -> str:
+    if not shares:
+        return "-"
+    return ", ".join(ratio(share, goals=(1, goal)) for share in (geometric_mean(shares), min(shares)))
+
+
+def speedups(document: Document) -> list[str]:
+    """Rows of cpu: PyTorch's time over Tandem's, and the share of the measured peak from 1024 keys on."""
+    groups: dict[tuple[str, str, int, str], list[Document]] = {}
+    for c in document["cells"]:
+        groups.setdefault((c["direction"], c["dtype"], c["head_dim"], mask_of(c)), []).append(c)
+    rows = []
+    for key, cells in groups.items():
+        peak = 1e9 * document["peak"][f"{key[1]}_gflops"]
+        long = [c["flops"] / c["tandem"]["best"] / peak for c in cells if c["seqlen"] >= 1024]
+        times = [c["torch"]["best"] / c["tandem"]["best"] for c in cells]
+        shares = f"{min(long):.0%} to {max(long):.0%}"
+        rows.append([*key, len(cells), mean_and_least(times), f"{max(times):.2f}", shares])
+    return right(["pass", "dtype", "head_dim", "mask", "cells", "mean, least", "most", "of the peak"], rows)
+
+
+def decode(document: Document) -> list[str]:
+    return cpu_decode.table(document["cells"])
+
+
+def functions(document: Document) -> list[str]:
+    """Rows of cpu-functions: the others' times over Tandem's."""
+    columns = [("forward", "flex_attention", 2.0), ("forward", "sdpa", 1.0), ("backward", "sdpa", 1.0)]
+    rows = []
+    for name in dict.fromkeys(c["function"] for c in document["cells"]):
+        for dtype in ("f32", "bf16"):
+            cells = [c for c in document["cells"] if (c["function"], c["dtype"]) == (name, dtype)]
+            row = [name, dtype]
+            for which, other, goal in columns:
+                ms = [c["ms"] for c in cells if c["pass"] == which and other in c["ms"]]
+                row.append(mean_and_least([m[other] / m["tandem"] for m in ms], goal))
+            rows.append(row)
+    return right(["function", "dtype", *(f"{which}, {other}" for which, other, _ in columns)], rows)
+
+
+def errors_by_context(document: Document) -> list[str]:
+    contexts = document["contexts"]
+    header = ["recipe", *(f"{c['input']}, {c['seqlen']}" for c in contexts)]
+    return right(header, ([name, *(f"{c['errors'][name]:.2e}" for c in contexts)] for name in RECIPES))
+
+
+def errors_of_gradients(document: Document) -> list[str]:
+    columns = ("dq", "dk", "dv")
+    rows = ([name, *(f"{e[c]:.1e}" for c in columns)] for name, e in document["gradients"].items())
+    return right(["forward", *columns], rows)
+
+
+TABLES: dict[str, Callable[[Document], list[str]]] = {
+    "cpu": speedups,
+    "cpu-decode": decode,
+    "cpu-functions": functions,
+    "errors-by-context": errors_by_context,
+    "errors-of-gradients": errors_of_gradients,
+}
