@@ -52,6 +52,23 @@ def test_a_page_says_what_its_results_say(page: Path) -> None:
     assert text == gpu_pages.page_from_json(text, page.parent), "stale; run python bench gpu-pages"
 
 
+def test_a_record_has_each_measurement_on_a_line() -> None:
+    document = {"device": "GPU", "cells": [{"us": {"tandem": [1, 2]}}, {"us": {}}]}
+    lines = [
+        "{",
+        ' "device": "GPU",',
+        ' "cells": [',
+        '  {"us": {"tandem": [1, 2]}},',
+        '  {"us": {}}',
+        " ]",
+        "}",
+    ]
+    assert harness.json_lines(document).split("\n") == lines
+    records = [path.read_text() for path in sorted(RECORDS.glob("*.json"))]
+    assert len(records) > 40
+    assert [text for text in records if text != harness.json_lines(json.loads(text)) + "\n"] == []
+
+
 def unsourced(text: str) -> list[str]:
     """Numbers outside of blocks that results fill, code and links."""
     text = gpu_pages.BLOCK.sub("", text)
