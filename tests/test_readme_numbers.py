@@ -53,16 +53,9 @@ def test_a_page_says_what_its_results_say(page: Path) -> None:
 
 
 def test_a_record_has_each_measurement_on_a_line() -> None:
-    document = {"device": "GPU", "cells": [{"us": {"tandem": [1, 2]}}, {"us": {}}]}
-    lines = [
-        "{",
-        ' "device": "GPU",',
-        ' "cells": [',
-        '  {"us": {"tandem": [1, 2]}},',
-        '  {"us": {}}',
-        " ]",
-        "}",
-    ]
+    cells = ['{"seqlen": 1, "us": {"tandem": [1, 2]}}', '{"seqlen": 2, "us": {}}']
+    document = {"device": "GPU", "cells": [json.loads(cell) for cell in cells]}
+    lines = ["{", ' "device": "GPU",', ' "cells": [', f"  {cells[0]},", f"  {cells[1]}", " ]", "}"]
     assert harness.json_lines(document).split("\n") == lines
     records = [path.read_text() for path in sorted(RECORDS.glob("*.json"))]
     assert len(records) > 40
