@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import cpu_decode
-from gpu_tables import Document, mask_of, right
+from gpu_tables import RECIPES, Document, mask_of, right
 from harness import geometric_mean, ratio
-
-PASSES = ("forward", "backward")
-#: The library's own recipes, and the one that they are compared with.
-RECIPES = ("fp8 tensor", "fp8", "fp8 strict", "int8", "int8 strict", "int8-accurate")
 
 
 def mean_and_least(shares: list[float], goal: float = 1.0) -> str:
