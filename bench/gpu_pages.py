@@ -23,7 +23,7 @@ import figures
 import gpu_tables
 import harness
 import ranks_tables
-from gpu_tables import mask_of, number
+from gpu_tables import mask_of, number, of
 from harness import geometric_mean, markdown_table, ratio
 
 BLOCK = re.compile(r"(<!-- from (\S+?)(?:: ([\w -]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -34,18 +34,12 @@ PAGES = sorted([harness.ROOT / "README.md", *(harness.ROOT / "docs").rglob("*.md
 def cells(document: dict) -> list[str]:
     """The table of speeds, and what it comes to."""
 
-    def share(cell: dict) -> float | None:
-        rates = cell["tflops"]
-        return rates["tandem"] / rates["cudnn"] if "cudnn" in rates else None
-
     def show(cell: dict) -> str:
-        of_cudnn = share(cell)
         rate = number(cell["tflops"]["tandem"])
-        return f"{rate}, {ratio(of_cudnn)}" if of_cudnn else rate
+        return f"{rate}, {ratio(of(cell, 'cudnn'))}" if "cudnn" in cell["tflops"] else rate
 
     lines = gpu_tables.by_length(document["cells"], show)
-    shares = [of_cudnn for of_cudnn in map(share, document["cells"]) if of_cudnn]
-    lines += ["", *wrapped(gpu_tables.comes_to(shares))]
+    lines += ["", *wrapped(gpu_tables.beside_cudnn(document)[0])]
     for cell in document["cells"]:
         if cell["seqlen"] >= 1 << 20:
             seconds = statistics.median(cell["us"]["tandem"]) / 1e6

@@ -52,6 +52,11 @@ def of(cell: Document, peer: str) -> float:
     return cell["tflops"]["tandem"] / cell["tflops"][peer]
 
 
+def beside_cudnn(document: Document) -> list[str]:
+    """What a grid comes to, in a sentence."""
+    return [comes_to([of(c, "cudnn") for c in document["cells"] if "cudnn" in c["tflops"]])]
+
+
 def beside_fa3(which: str) -> Callable[[Document], list[str]]:
     """The grid of one pass, as a share of the fastest peer's rate, and what it comes to."""
 
@@ -300,6 +305,7 @@ def whole_calls(document: Document) -> list[str]:
 
 
 TABLES: dict[str, Callable[[Document], list[str]]] = {
+    "beside cuDNN": beside_cudnn,
     "forward": beside_fa3("forward"),
     "backward": beside_fa3("backward"),
     "fp8": beside_fa3("fp8"),

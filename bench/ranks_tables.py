@@ -92,8 +92,8 @@ def ranks_peers(document: Document) -> list[str]:
     return right([*header, "FA2, all-gather", "FA2, all-to-all"], rows)
 
 
-def chunks(which: str, columns: dict[str, str]) -> Callable[[Document], list[str]]:
-    """`gather` in chunks of heads of given sizes: milliseconds, and the share of one GPU's rate."""
+def chunks(which: str, name: str) -> Callable[[Document], list[str]]:
+    """`gather` in one chunk of heads: milliseconds, and the share of one GPU's rate."""
 
     def table(document: Document) -> list[str]:
         rows = []
@@ -101,28 +101,19 @@ def chunks(which: str, columns: dict[str, str]) -> Callable[[Document], list[str
             gpus = f"{run['ranks']} {run['device'].split()[1]}"
             for c in run["cells"]:
                 if (c["pass"], c["tokens"]) == (which, 8192):
-                    row = [gpus, c["documents"], milliseconds(c, "alone")]
-                    for name in columns:
-                        share = ratio(c["share"][name], goals=ranks_goals(c))
-                        row.append(f"{milliseconds(c, name)} ({share})")
-                    rows.append(row)
-        return right(["GPUs", "sequences", "alone", *columns.values()], rows)
+                    share = ratio(c["share"][name], goals=ranks_goals(c))
+                    rows.append(
+                        [gpus, c["documents"], milliseconds(c, "alone"), milliseconds(c, name), share]
+                    )
+        return right(["GPUs", "sequences", "alone, ms", "gather, ms", "share"], rows)
 
     return table
 
-
-FORWARD = {"gather": "as planned", "gather in 8": "8", "gather in 4,4": "4 + 4", "gather in 1,7": "1 + 7"}
-BOTH = {
-    "gather": "as planned",
-    "gather in 1,7/8": "8",
-    "gather in 1,7/4,4": "4 + 4",
-    "gather in 1,7/7,1": "7 + 1",
-}
 
 TABLES: dict[str, Callable[[Document], list[str]]] = {
     "ranks": ranks,
     "ranks-again": ranks_again,
     "ranks-peers": ranks_peers,
-    "chunks": chunks("forward", FORWARD | {"gather in 2,6": "2 + 6"}),
-    "chunks-both": chunks("both", BOTH),
+    "chunks": chunks("forward", "gather in 8"),
+    "chunks-both": chunks("both", "gather in 1,7/8"),
 }
