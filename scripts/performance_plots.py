@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ def draw(cells: list[dict[str, Any]], lines: Lines, path: Path) -> None:
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=8, frameon=False)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
+    path.write_text(re.sub(r" \n(?=[A-Zz\"])", " ", path.read_text()))  # a path on a line
 
 
 def panel(axis: Any, cells: list[dict[str, Any]], lines: Lines) -> None:

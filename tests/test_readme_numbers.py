@@ -202,7 +202,11 @@ QUOTES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
         "{} to {} of cuDNN's rate with lengths known, more in one row, {} to {} with lengths",
         lambda: span(of_cudnn("h200", "tandem")) + span(of_cudnn("h200", "tandem, lengths")),
     ),
-    ("kernels/eight-bit-caches.md", "{} us for {} ([table](../results/gpu-decode.md#h100)), {} times", sixteen_by_32k),
+    (
+        "kernels/eight-bit-caches.md",
+        "{} us for {} ([table](../results/gpu-decode.md#h100)), {} times",
+        sixteen_by_32k,
+    ),
     ("kernels/wide-heads.md", "{} TFLOP/s at 64 x 8192 and {} at 128 x 4096", latent),
     ("results/gpu-append-h200.md", "reach {} of it at 65,536 tokens and {} at 16,384", appended),
     (
