@@ -3,7 +3,9 @@
 #
 #   make          build the library and the program (release)
 #   make demo     attention on real input: verified, timed, and one picture
-#   make test     everything that can be checked on this machine
+#   make check    what to run before each commit: the parts that most changes break, in minutes
+#   make test     everything that can be checked on this machine, by samples where all would take hours
+#   make test-all the same without samples, before a release
 #   make bench    Tandem against PyTorch's CPU attention: table and plot
 #   make docs     the documentation as a site in build/site, from docs/, the headers and the docstrings
 #   make lint     formatting and clang-tidy
@@ -15,7 +17,7 @@
 build := build/release
 python := build/venv/bin/python
 
-.PHONY: all demo test bench docs lint format wheel clean
+.PHONY: all demo check test test-all bench docs lint format wheel clean
 all:
 	scripts/bootstrap build
 	cmake --preset release
@@ -25,8 +27,14 @@ demo: all
 	scripts/bootstrap demo
 	scripts/demo
 
+check:
+	scripts/test check
+
 test:
 	scripts/test
+
+test-all:
+	scripts/test all
 
 bench:
 	scripts/bootstrap
