@@ -13,7 +13,7 @@ namespace tandem {
 /// of their own, as the outputs in attention.hpp: K and V may alternate in one tensor, but share no element.
 struct AppendArgs {
   /// (batch, seqlen_new, heads_kv, head_dim), or (total_new, heads_kv, head_dim) with cu_seqlens_new or
-  /// slot_mapping. f32, f16 or bf16, or e4m3 or s8 for a cache of that dtype; the last dimension contiguous.
+  /// slot_mapping. f32, f16, bf16, e4m3 or s8; the last dimension contiguous.
   ConstTensor k_new;
   ConstTensor v_new;  ///< the same with head_dim_v; left out together with v_cache where only keys are kept
   /// (batch + 1) i32 or i64, ascending from 0: the new tokens of sequence b are rows [cu[b], cu[b + 1]).
@@ -22,7 +22,8 @@ struct AppendArgs {
   ConstTensor seqused_new;
   /// Written in place: (batch, seqlen, heads_kv, head_dim); with cache_batch_idx or slot_mapping (entries,
   /// seqlen, heads_kv, head_dim); with page_table (pages, page_size, heads_kv, head_dim). Any strides, the
-  /// last dimension contiguous. The dtype of k_new, or e4m3 or s8.
+  /// last dimension contiguous. Any of the same dtypes, but e4m3 and s8 do not become one another. Values are
+  /// rounded to nearest even; codes of 8 bits become code * scale.
   Tensor k_cache;
   Tensor v_cache;  ///< the same with head_dim_v, of k_cache's dtype
   /// (batch, max_pages) i32 or i64: row t of sequence b is row t % page_size of page page_table[b, t /
@@ -41,7 +42,8 @@ struct AppendArgs {
   ConstTensor slot_mapping;
   /// f32 scales of an 8-bit cache, given, (1) or (batch, heads_kv), with slot_mapping (1) or (1, heads_kv):
   /// the code is that of value / scale, to nearest even, saturated. Default 1. NaN and infinities become
-  /// e4m3's NaN, and 0 in s8, which has none.
+  /// e4m3's NaN, and 0 in s8, which has none. Where codes become values, those of k_new: of rows that are not
+  /// packed also (batch, heads_kv, seqlen_new), with any strides.
   ConstTensor k_scale;
   ConstTensor v_scale;
   /// f32, written: a scale for each row and head of an 8-bit cache, found as `quantize` by row finds it, in

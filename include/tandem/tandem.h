@@ -216,7 +216,7 @@ typedef struct tandem_append_args {
   tandem_tensor page_table, cache_batch_idx, leftpad_k; /* optional */
   tandem_tensor cache_seqlens;                          /* rows before the append */
   tandem_tensor slot_mapping;     /* in place of the lengths, tables and indices above */
-  tandem_tensor k_scale, v_scale; /* optional, of 8-bit caches */
+  tandem_tensor k_scale, v_scale; /* optional, of codes */
   tandem_tensor rotary_cos, rotary_sin, rotary_offsets; /* optional */
   tandem_tensor q;                                      /* optional, with a rotary embedding */
   tandem_tensor q_out;                                  /* written, with q */

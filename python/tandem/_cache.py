@@ -50,12 +50,12 @@ def append_kv(
 
     Args:
       k_new: ``(batch, seqlen_new, heads_kv, head_dim)``, or ``(total_new, heads_kv, head_dim)`` with
-        ``cu_seqlens_new`` or ``slot_mapping``; float32, float16 or bfloat16, or float8_e4m3fn or int8 for a
-        cache of that dtype.
+        ``cu_seqlens_new`` or ``slot_mapping``; float32, float16, bfloat16, float8_e4m3fn or int8.
       v_new: likewise with its own head_dim; None, with ``v_cache``, where only keys are kept.
       k_cache: ``(batch, seqlen, heads_kv, head_dim)``, with ``cache_batch_idx`` ``(entries, seqlen, heads_kv,
         head_dim)``, with ``page_table`` ``(pages, page_size, heads_kv, head_dim)``. Any strides, the last
-        dimension contiguous: K and V may alternate in one array. The dtype of k_new, or an 8-bit one.
+        dimension contiguous: K and V may alternate in one array. Any of the same dtypes, but float8_e4m3fn
+        and int8 do not become one another. Codes of 8 bits become ``code * scale``.
       v_cache: likewise.
       cache_seqlens: ``(batch,)`` int32 or int64, rows before the append. Below 0 nothing of the sequence is
         appended.
@@ -71,7 +71,8 @@ def append_kv(
         row ``slot % seqlen`` of entry (or page) ``slot // seqlen``. Below 0: it is not appended.
       k_scale: float32 scales of an 8-bit cache, ``(1,)`` or ``(batch, heads_kv)``, with slot_mapping ``(1,)``
         or ``(1, heads_kv)``: codes are ``value / scale``, rounded to nearest even and saturated. Default 1.
-        NaN and infinities become float8_e4m3fn's NaN, and 0 in int8, which has none.
+        NaN and infinities become float8_e4m3fn's NaN, and 0 in int8, which has none. Where codes become
+        values, those of k_new: of rows that are not packed also ``(batch, heads_kv, seqlen_new)``.
       v_scale: likewise.
       k_scale_cache: float32, written, in place of k_scale: a scale for each row and head of an 8-bit cache,
         found as ``quantize(..., granularity="row")`` finds it. ``(entries or pages, heads_kv, rows)`` of

@@ -131,12 +131,9 @@ void AppendBuilder::shape_of_rows(const Argument& a, std::int64_t heads, std::in
 void AppendBuilder::dtypes_and_device() {
   check::dtype(k_new_, {DType::f32, DType::f16, DType::bf16, DType::e4m3, DType::s8});
   if (v_new_.given()) check::same_dtype(v_new_, k_new_);
-  const bool same = k_cache_.tensor.dtype == k_new_.tensor.dtype;
-  if (!same && (!is_eight_bit(k_cache_.tensor.dtype) || is_eight_bit(k_new_.tensor.dtype))) {
-    invalid(
-        "k_cache is {} but k_new is {}; a cache is of the dtype of what is appended, or of 16-bit and "
-        "f32 rows e4m3 or s8: convert k_new",
-        name_of(k_cache_.tensor.dtype), name_of(k_new_.tensor.dtype));
+  check::dtype(k_cache_, {DType::f32, DType::f16, DType::bf16, DType::e4m3, DType::s8});
+  if (is_eight_bit(k_cache_.tensor.dtype) && is_eight_bit(k_new_.tensor.dtype)) {
+    check::same_dtype(k_cache_, k_new_);
   }
   if (v_cache_.given()) check::same_dtype(v_cache_, k_cache_);
   const Device d = k_new_.tensor.device;
@@ -212,25 +209,35 @@ void AppendBuilder::operands() {
 
 namespace {
 
-void rows_are_rounded(const Argument& scales, const Argument& cache, const Argument& rows) {
-  if (is_eight_bit(cache.tensor.dtype) && !is_eight_bit(rows.tensor.dtype)) return;
-  invalid(
-      "{} is given but {} goes to {} as it is ({}); scales are for rows that become e4m3 or s8, leave it out",
-      scales.name, rows.name, cache.name, name_of(rows.tensor.dtype));
+/// Rows that become codes have scales, and so have codes that become values, but theirs are given.
+void rows_have_scales(const Argument& scales, const Argument& cache, const Argument& rows, bool given) {
+  const bool to_codes = is_eight_bit(cache.tensor.dtype);
+  if (to_codes != is_eight_bit(rows.tensor.dtype) && (to_codes || given)) return;
+  invalid("{} is given but {} is {} and {} {}; scales are for rows that become e4m3 or s8{}: leave it out",
+          scales.name, rows.name, name_of(rows.tensor.dtype), cache.name, name_of(cache.tensor.dtype),
+          given ? ", or that were" : "");
 }
 
 }  // namespace
 
 Scales AppendBuilder::scales_of(const Argument& a, const Argument& cache, const Argument& rows) const {
   if (!a.given()) return {};
-  rows_are_rounded(a, cache, rows);
-  const char* const symbols = slots() ? "(1) or (1, heads_kv)" : "(1) or (batch, heads_kv)";
+  rows_have_scales(a, cache, rows, true);
+  const bool may_be_by_row = !problem_.packed && is_eight_bit(rows.tensor.dtype);
+  const char* const symbols = may_be_by_row ? "(1), (batch, heads_kv) or (batch, heads_kv, seqlen_new)"
+                              : slots()     ? "(1) or (1, heads_kv)"
+                                            : "(1) or (batch, heads_kv)";
   check::dtype(a, {DType::f32});
   Scales s;
   if (a.tensor.rank == 1) {
     check::shape(a, {1}, symbols);
   } else {
-    check::shape(a, {problem_.batch, problem_.heads_kv}, symbols);
+    if (may_be_by_row && a.tensor.rank == 3) {
+      check::shape(a, {problem_.batch, problem_.heads_kv, problem_.rows_new}, symbols);
+      s.group_stride = stride_of(a.tensor, 2);
+    } else {
+      check::shape(a, {problem_.batch, problem_.heads_kv}, symbols);
+    }
     s.batch_stride = stride_of(a.tensor, 0);
     s.head_stride = stride_of(a.tensor, 1);
   }
@@ -242,7 +249,7 @@ Scales AppendBuilder::scales_of(const Argument& a, const Argument& cache, const 
 Operand AppendBuilder::scale_cache(const Argument& a, const Argument& given, const Argument& cache,
                                    const Argument& rows) const {
   if (!a.given()) return {};
-  rows_are_rounded(a, cache, rows);
+  rows_have_scales(a, cache, rows, false);
   if (given.given()) {
     invalid("{} and {} are both given; scales are the caller's, or found and written: leave one of them out",
             given.name, a.name);

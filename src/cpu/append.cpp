@@ -54,7 +54,7 @@ struct Append {
     }
     if (embedded) embed(row, token);
     if (scales.data != nullptr) {
-      row.scales = scales.data + token.sequence * scales.batch_stride;
+      row.scales = scales.data + token.sequence * scales.batch_stride + token.index * scales.group_stride;
       row.scale_stride = scales.head_stride;
     }
     kernel.append(row);

@@ -19,6 +19,8 @@ void widen(const void* from, DType dtype, int count, float* to) {
   switch (dtype) {
     case DType::f16: return widen<f16>(from, count, to);
     case DType::bf16: return widen<bf16>(from, count, to);
+    case DType::e4m3: return widen<e4m3>(from, count, to);
+    case DType::s8: return widen<s8>(from, count, to);
     default: return widen<float>(from, count, to);
   }
 }
@@ -88,7 +90,9 @@ void append(const AppendRow& r) {
   }
   for (int h = 0; h < r.heads; ++h) {
     const auto* const from = static_cast<const char*>(r.from) + h * r.from_stride * bytes_of(r.from_dtype);
+    const float scale = r.scales != nullptr ? r.scales[h * r.scale_stride] : 1.0F;
     widen(from, r.from_dtype, r.dim, row);
+    if (is_eight_bit(r.from_dtype)) scale_row(row, r.dim, scale, row);
     if (r.cos != nullptr) embed_row(row, cos, sin, r.rotary_dim, r.interleaved);
     char* const to = static_cast<char*>(r.to) + h * r.to_stride * bytes_of(r.to_dtype);
     if (r.found_scales != nullptr) {
@@ -97,7 +101,7 @@ void append(const AppendRow& r) {
                                                : round_by_row<OperandType::e4m3>(row, r.dim, to);
       continue;
     }
-    narrow(row, r.dim, r.scales != nullptr ? r.scales[h * r.scale_stride] : 1.0F, r.to_dtype, to);
+    narrow(row, r.dim, scale, r.to_dtype, to);
   }
 }
 

@@ -23,6 +23,7 @@ AppendTensor tensor(const Operand& rows, const Operand& cache, const Scales& sca
           .scales = scales.data,
           .scale_batch = scales.batch_stride,
           .scale_head = scales.head_stride,
+          .scale_row = scales.group_stride,
           .columns = as_int(columns)};
 }
 
@@ -55,15 +56,16 @@ Stored stored(DType dtype) {
 
 bool allows_append_vectors(const AppendProblem& problem) {
   constexpr std::int64_t vector = 16;
-  const bool copies = problem.k_new.dtype == problem.k_cache.dtype && !problem.cos.given();
+  const bool same = problem.k_new.dtype == problem.k_cache.dtype;
   const auto item = static_cast<std::int64_t>(size_of(problem.k_new.dtype));
-  const std::int64_t unit = copies ? vector / item : 8;
-  // Converted rows become 8 codes at a time.
-  const std::int64_t cache = problem.k_new.dtype == problem.k_cache.dtype ? vector : 8;
-  if (problem.head_dim_k % unit != 0 || !aligned(problem.k_new, vector) || !aligned(problem.k_cache, cache))
+  const std::int64_t unit = same && !problem.cos.given() ? vector / item : 8;
+  // Codes are made, or read to become values, 8 at a time.
+  const std::int64_t rows = !same && is_eight_bit(problem.k_new.dtype) ? 8 : vector;
+  const std::int64_t cache = !same && is_eight_bit(problem.k_cache.dtype) ? 8 : vector;
+  if (problem.head_dim_k % unit != 0 || !aligned(problem.k_new, rows) || !aligned(problem.k_cache, cache))
     return false;
-  if (problem.v_new.given() && (problem.head_dim_v % unit != 0 || !aligned(problem.v_new, vector) ||
-                                !aligned(problem.v_cache, cache))) {
+  if (problem.v_new.given() &&
+      (problem.head_dim_v % unit != 0 || !aligned(problem.v_new, rows) || !aligned(problem.v_cache, cache))) {
     return false;
   }
   if (problem.q.given() && (!aligned(problem.q, vector) || !aligned(problem.q_out, vector))) return false;

@@ -29,6 +29,7 @@ std::vector<AppendConfig> shipped_append_configs() {
       for (const bool rotary : {false, true}) configs.push_back({.from = from, .to = to, .rotary = rotary});
     }
   }
+  configs.push_back({.from = Stored::e4m3, .to = Stored::bf16});
   return configs;
 }
 

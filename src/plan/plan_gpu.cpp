@@ -284,8 +284,8 @@ gpu::AppendSteps plan_append(const AppendProblem& problem) {
     }
   }
   check_gpu(problem.device.index);
-  if (is_eight_bit(problem.k_cache.dtype))
-    check_hopper(problem.device.index, "append_kv to a cache of 8 bits");
+  if (is_eight_bit(problem.k_cache.dtype) || is_eight_bit(problem.k_new.dtype))
+    check_hopper(problem.device.index, "append_kv of 8-bit rows, or to a cache of 8 bits");
   return append_steps(problem, choose_append_config(problem),
                       gpu::properties(problem.device.index).multiprocessors);
 }

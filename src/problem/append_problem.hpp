@@ -28,7 +28,7 @@ struct AppendProblem {
   Operand q, q_out;
   Lengths cu_seqlens_new, seqused_new, cache_seqlens, cache_batch_idx, leftpad_k, slot_mapping;
   Pages pages;
-  Scales k_scale, v_scale;               ///< by (batch, kv head)
+  Scales k_scale, v_scale;               ///< by (batch, kv head), and by new row where group_stride is not 0
   Operand k_scale_cache, v_scale_cache;  ///< f32, addressed as the caches: scales that are found by row
   Operand cos, sin;                      ///< of the rotary embedding, by position; not given if there is none
   std::int64_t positions = 0;

@@ -57,6 +57,14 @@ AppendArgs codes() {
   return a;
 }
 
+/// Codes of e4m3 with scales by row, to a bf16 cache.
+AppendArgs values() {
+  AppendArgs a = dense();
+  a.k_new.dtype = a.v_new.dtype = DType::e4m3;
+  a.k_scale = tensor(4, DType::f32, {2, 2, 3});
+  return a;
+}
+
 /// An s8 cache whose scales are found by row.
 AppendArgs found() {
   AppendArgs a = codes();
@@ -196,9 +204,10 @@ const CallCase<A> append_cases[] = {
      "page_table has 576460752303423488 pages a sequence, of 64 rows each; their product must fit 63 bits"},
     {"Dtype", dense, [](A& a) { a.k_new.dtype = DType::i32; },
      "k_new is i32; convert it to f32, f16, bf16, e4m3 or s8"},
-    {"DtypeOfTheCache", dense, [](A& a) { a.k_cache.dtype = DType::f16; },
-     "k_cache is f16 but k_new is bf16; a cache is of the dtype of what is appended, or of 16-bit and f32 "
-     "rows e4m3 or s8: convert k_new"},
+    {"DtypeOfTheCache", dense, [](A& a) { a.k_cache.dtype = DType::i32; },
+     "k_cache is i32; convert it to f32, f16, bf16, e4m3 or s8"},
+    {"CodesOfAnotherKind", codes, [](A& a) { a.k_new.dtype = a.v_new.dtype = DType::e4m3; },
+     "k_cache is s8 but k_new is e4m3; convert it to e4m3"},
     {"DtypeOfValues", dense, [](A& a) { a.v_new.dtype = DType::f16; },
      "v_new is f16 but k_new is bf16; convert it to bf16"},
     {"DtypeOfTheValueCache", dense, [](A& a) { a.v_cache.dtype = DType::e4m3; },
@@ -232,15 +241,24 @@ const CallCase<A> append_cases[] = {
      [](A& a) {
        a.k_scale_cache = tensor(4, DType::f32, {2, 2, 10});
      },
-     "k_scale_cache is given but k_new goes to k_cache as it is (bf16); scales are for rows that become e4m3 "
-     "or s8, leave it out"},
+     "k_scale_cache is given but k_new is bf16 and k_cache bf16; scales are for rows that become e4m3 or s8: "
+     "leave it out"},
+    {"FoundScalesOfCodes", values,
+     [](A& a) {
+       a.k_scale_cache = tensor(6, DType::f32, {2, 2, 10});
+     },
+     "k_scale_cache is given but k_new is e4m3 and k_cache bf16; scales are for rows that become e4m3 or s8: "
+     "leave it out"},
     {"FoundScalesOfNoCache", found, [](A& a) { a.v_new = {}, a.v_cache = {}; },
      "v_scale_cache is given without v_cache; leave it out"},
     {"FoundScalesInOnePlace", found, [](A& a) { a.v_scale_cache = a.k_scale_cache; },
      "v_scale_cache shares memory with k_scale_cache; an output needs memory of its own"},
     {"ScaleOfWhatIsNotRounded", dense, [](A& a) { a.k_scale = tensor(4, DType::f32, {1}); },
-     "k_scale is given but k_new goes to k_cache as it is (bf16); scales are for rows that become e4m3 or "
-     "s8, leave it out"},
+     "k_scale is given but k_new is bf16 and k_cache bf16; scales are for rows that become e4m3 or s8, or "
+     "that were: leave it out"},
+    {"ShapeOfScalesByRow", values, [](A& a) { a.k_scale.shape[2] = 10; },
+     "k_scale has shape (2, 2, 10); it must be (1), (batch, heads_kv) or (batch, heads_kv, seqlen_new) = (2, "
+     "2, 3)"},
     {"ShapeOfScales", codes,
      [](A& a) {
        a.v_scale = tensor(5, DType::f32, {2, 3});

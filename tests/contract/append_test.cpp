@@ -241,6 +241,27 @@ TEST_F(Contract17_Append, CodesAreRoundedAsTheyAreDefined) {
   }
 }
 
+/// All codes, as bf16 and as f16, by scales of each row: 0, below it, NaN, and as large as rows of numbers
+/// have.
+TEST_F(Contract17_Append, CodesBecomeValues) {
+  for (const DType codes : {DType::e4m3, DType::s8}) {
+    for (const DType cache : {DType::bf16, DType::f16}) {
+      AppendCase c = paged();
+      c.dtype = codes;
+      c.cache_dtype = cache;
+      c.scales = 4;
+      c.head_dim = 128;
+      c.head_dim_v = 36;
+      AppendCall call(c);
+      auto* const bytes = static_cast<std::uint8_t*>(call.k_new.view().data);
+      for (std::int64_t n = 0; n < call.k_new.numel(); ++n) bytes[n] = static_cast<std::uint8_t>(n * 7);
+      const double scales[] = {1.0, 0.0, -0.25, nan_value, 0.007, 30.0};
+      for (std::int64_t n = 0; n < call.k_scale.numel(); ++n) call.k_scale.set(n, scales[n % 6]);
+      run_everywhere(call);
+    }
+  }
+}
+
 /// Scales by row that an append finds are those that attention reads, of rows that are far apart in size.
 TEST_F(Contract17_Append, AttentionReadsTheScalesThatAreFound) {
   for (const DType keys : {DType::e4m3, DType::s8}) {

@@ -166,8 +166,9 @@ void AppendCall::make_page_table(Random& random) {
 
 void AppendCall::make_scales(Random& random) {
   const AppendCase& c = spec;
-  const std::vector<std::int64_t> shape =
-      c.scales == 1 ? std::vector<std::int64_t>{1} : std::vector<std::int64_t>{c.batch, c.heads_kv};
+  std::vector<std::int64_t> shape{c.batch, c.heads_kv};
+  if (c.scales == 1) shape = {1};
+  if (c.scales == 4) shape.push_back(c.seqlen_new);
   for (Box* box : {&k_scale, &v_scale}) {
     if (box == &v_scale && c.head_dim_v == 0) continue;
     *box = Box(DType::f32, shape, {}, false);
@@ -289,7 +290,8 @@ std::vector<double> AppendCall::row_of(const Box& box, const AppendedToken& toke
 AppendCall::WrittenRows AppendCall::expected(const Box& rows, const Box& cache, const Box& scale,
                                              std::int64_t dim, bool embedded) const {
   WrittenRows written;
-  const bool codes = cache.dtype() != rows.dtype();
+  const bool rounds = is_eight_bit(cache.dtype()) && !is_eight_bit(rows.dtype());
+  const bool widens = is_eight_bit(rows.dtype()) && !is_eight_bit(cache.dtype());
   for (const AppendedToken& token : tokens()) {
     const std::int64_t to = slot(token);
     if (to < 0) continue;
@@ -298,8 +300,9 @@ AppendCall::WrittenRows AppendCall::expected(const Box& rows, const Box& cache, 
       double of_head = 1.0;
       double times = 1.0;
       if (scale.given()) {
-        const std::int64_t b = spec.slots.empty() ? token.sequence : 0;
-        of_head = scale.get(spec.scales == 1 ? 0 : b * spec.heads_kv + h);
+        const std::int64_t at = (spec.slots.empty() ? token.sequence : 0) * spec.heads_kv + h;
+        const std::int64_t by_row = at * spec.seqlen_new + token.index;
+        of_head = scale.get(spec.scales == 1 ? 0 : spec.scales == 4 ? by_row : at);
       }
       if (spec.scales == 3) {
         const FoundScale found = found_scale(cache.dtype(), row);
@@ -308,9 +311,10 @@ AppendCall::WrittenRows AppendCall::expected(const Box& rows, const Box& cache, 
         written.scales[(entry * spec.heads_kv + h) * spec.entry_rows + to % spec.entry_rows] = found.stored;
       }
       for (std::int64_t c = 0; c < dim; ++c) {
-        const double x = row[static_cast<std::size_t>(c)];
-        written.cache[(to * spec.heads_kv + h) * dim + c] =
-            rounded(cache.dtype(), codes ? code_value(cache.dtype(), x, x * times / of_head) : x);
+        double x = row[static_cast<std::size_t>(c)];
+        if (rounds) x = code_value(cache.dtype(), x, x * times / of_head);
+        if (widens) x = static_cast<double>(static_cast<float>(x * of_head));
+        written.cache[(to * spec.heads_kv + h) * dim + c] = rounded(cache.dtype(), x);
       }
     }
   }

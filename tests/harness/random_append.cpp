@@ -16,6 +16,10 @@ AppendCase random_append(std::uint64_t seed) {
     c.scales = static_cast<int>(random.between(0, 3));
   } else if (random.chance(0.1)) {
     c.dtype = c.cache_dtype = random.pick({DType::e4m3, DType::s8});
+  } else if (random.chance(0.3)) {
+    c.dtype = random.pick({DType::e4m3, DType::s8, DType::bf16, DType::f16, DType::f32});
+    c.cache_dtype = random.pick({DType::bf16, DType::f16, DType::f32});
+    c.scales = c.dtype == DType::e4m3 || c.dtype == DType::s8 ? static_cast<int>(random.between(0, 2)) : 0;
   }
   const bool codes = c.dtype == DType::e4m3 || c.dtype == DType::s8;
   c.batch = random.between(1, 5);
@@ -68,6 +72,7 @@ AppendCase random_append(std::uint64_t seed) {
       for (std::int64_t n = 0; n < count; ++n) c.offsets.push_back(random.between(-2, 60));
     }
   }
+  if (codes && c.scales > 0 && !c.packed() && random.chance(0.5)) c.scales = 4;
   const int rank = c.packed() ? 3 : 4;
   c.k_new = random_layout(random, rank, true);
   c.v_new = random_layout(random, rank, true);

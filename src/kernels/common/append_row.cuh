@@ -1,4 +1,4 @@
-// One new row, by one warp: copied, embedded, or rounded to codes.
+// One new row, by one warp: copied, embedded, rounded to codes, or made of them.
 #pragma once
 
 #include "kernels/common/append_runs.cuh"
@@ -136,13 +136,21 @@ template <AppendConfig C, Stored target, bool of_16_bits>
 TANDEM_DEVICE void store_unit(float (&x)[8], const AppendTensor& t, const Token& token, u8* to, int head,
                               int col) {
   u8* const out = stored::at<target>(to, head * t.cache_stride.head);
-  if constexpr (target == Stored::e4m3 || target == Stored::s8) {
-    float scale = 1.0F;
+  float scale = 1.0F;
+  if constexpr (stored::is_code(target) || stored::is_code(C.from)) {
     if (t.scales != nullptr) {
-      scale = ptx::load_global(t.scales + token.sequence * t.scale_batch + head * t.scale_head);
+      const float* scales = t.scales + token.sequence * t.scale_batch + head * t.scale_head;
+      if constexpr (stored::is_code(C.from)) scales += token.index * t.scale_row;
+      scale = ptx::load_global(scales);
     }
+  }
+  if constexpr (stored::is_code(target)) {
     stored::store_codes<target, C.vectors, of_16_bits>(x, scale, out, col, t.columns);
   } else {
+    if constexpr (stored::is_code(C.from)) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] = ptx::multiply(x[i], scale);
+    }
     stored::store<target, C.vectors>(x, out, col, t.columns);
   }
 }

@@ -7,6 +7,7 @@
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/warp.cuh"
+#include "kernels/tile/widen.cuh"
 #include "problem/recipe.hpp"
 
 namespace tandem::stored {
@@ -26,12 +27,37 @@ TANDEM_DEVICE float unpack(u16 bits) {
   return ptx::unpack < type == Stored::f16 ? Element::f16 : Element::bf16 > (bits);
 }
 
-/// `count` elements (4 or 8) from `col` on, with vectors by 8 or 16 bytes; past `columns` 0. With vectors
-/// they are all there.
+constexpr bool is_code(Stored type) {
+  return type == Stored::e4m3 || type == Stored::s8;
+}
+
+/// Eight codes from `first` on, of which `left` are there, as f32; the others are 0.
+template <Stored type, bool vectors>
+TANDEM_DEVICE void load_codes(float (&x)[8], const u8* first, int left) {
+  u64 codes = 0;
+  if constexpr (vectors) {
+    codes = ptx::load_global(reinterpret_cast<const u64*>(first));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < left) codes |= static_cast<u64>(ptx::load_global(first + i)) << (8 * i);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) {
+    constexpr OperandType operand = type == Stored::s8 ? OperandType::s8 : OperandType::e4m3;
+    tile::widen_two<operand>(x[i], x[i + 1], static_cast<u32>(codes >> (i < 4 ? 0 : 32)), i % 4);
+  }
+}
+
+/// `count` elements (4 or 8; of codes 8) from `col` on, with vectors by 8 or 16 bytes; past `columns` 0. With
+/// vectors they are all there.
 template <Stored type, bool vectors, int count>
 TANDEM_DEVICE void load(float (&x)[count], const void* row, int col, int columns) {
   const u8* const first = at<type>(row, col);
-  if constexpr (!vectors) {
+  if constexpr (is_code(type)) {
+    load_codes<type, vectors>(x, first, columns - col);
+  } else if constexpr (!vectors) {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       x[i] = 0.0F;

@@ -15,11 +15,11 @@ constexpr int stored_bytes(Stored type) {
 
 struct AppendConfig {
   Stored from = Stored::bf16;  ///< of new rows (and q)
-  Stored to = Stored::bf16;    ///< of the cache: `from`, or 8 bits
+  Stored to = Stored::bf16;    ///< of the cache; of two of 8 bits the same
   bool rotary = false;         ///< keys (and q) get a rotary embedding
   bool interleaved = false;    ///< the embedding's pairs are neighbouring channels
   bool f32_tables = true;      ///< the embedding's tables are f32; else of type `from`
-  bool vectors = true;         ///< rows, caches and tables allow 16-byte accesses (8-byte ones to codes)
+  bool vectors = true;         ///< rows, caches and tables allow 16-byte accesses (8-byte ones of codes)
   bool finds_scales = false;   ///< of K or V: each row and head has a scale, which is found
 
   constexpr bool operator==(const AppendConfig&) const = default;
@@ -48,6 +48,7 @@ struct AppendTensor {
   const float* scales;   ///< of codes; null stands for 1
   long long scale_batch;
   long long scale_head;
+  long long scale_row;  ///< from token to token of a sequence, where `rows` are codes
   int columns;
 };
 

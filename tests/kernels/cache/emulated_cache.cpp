@@ -16,18 +16,17 @@
 namespace tandem::kernel_tests {
 namespace {
 
-constexpr bool is_code(Stored type) {
-  return type == Stored::e4m3 || type == Stored::s8;
-}
+using stored::is_code;
 
-/// The Configs that are compiled here: every kind of rows and caches; f16, which differs from bf16 by two
-/// instructions, to its own dtype alone.
+/// The pairs of dtypes that are compiled here: every kind of rows and caches; f16, which differs from bf16 by
+/// two instructions, of itself and of bf16 alone.
+constexpr bool is_compiled(Stored from, Stored to) {
+  if (from == to || to == Stored::bf16) return from == to || is_code(from);
+  return to == Stored::f16 ? from == Stored::bf16 : is_code(to) && !is_code(from) && from != Stored::f16;
+}
 constexpr bool is_compiled(const AppendConfig& c) {
-  if (c.finds_scales && (is_code(c.from) || !is_code(c.to))) return false;
-  if (is_code(c.from)) return c.to == c.from && !c.rotary && !c.interleaved && c.f32_tables;
-  if (c.to != c.from && !is_code(c.to)) return false;
-  if (c.from == Stored::f16 && c.to != Stored::f16) return false;
-  return c.rotary || (!c.interleaved && c.f32_tables);
+  if (!is_compiled(c.from, c.to) || (c.finds_scales && (is_code(c.from) || !is_code(c.to)))) return false;
+  return c.rotary ? !is_code(c.from) : !c.interleaved && c.f32_tables;
 }
 
 constexpr AppendConfig append_config(int n) {
@@ -89,7 +88,7 @@ void emulate_merge(const MergeProblem& problem, const emulator::Options& options
 }
 
 std::string EmulatedCache::refuses_append(const harness::AppendCase& c) const {
-  return c.dtype == DType::f16 && c.cache_dtype != c.dtype ? "not compiled here" : "";
+  return is_compiled(gpu::stored(c.dtype), gpu::stored(c.cache_dtype)) ? "" : "not compiled here";
 }
 
 std::string EmulatedCache::refuses_merge(const harness::MergeCase& /*c*/) const {
