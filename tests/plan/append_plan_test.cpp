@@ -123,6 +123,22 @@ TEST(AppendPlan, AStretchLiesInOnePage) {
   EXPECT_EQ(runs_of(problem, 528)[1], 128);
 }
 
+/// Where two tokens may go to one row, every block looks at all of them.
+TEST(AppendPlan, TeamsShareWhatLiesInEntriesOfTheirOwn) {
+  AppendProblem problem = append_problem();
+  const auto teams = [&](std::int64_t grid) { return gpu::make_append_params(problem, grid).teams; };
+  EXPECT_EQ(teams(528), 15);
+  EXPECT_EQ(teams(100), 3);
+  EXPECT_EQ(teams(95), 1);
+  EXPECT_EQ(teams(31), 1);
+  static std::array<std::int32_t, 8> index;
+  problem.cache_batch_idx = {.data = index.data()};
+  EXPECT_EQ(teams(528), 1);
+  problem.cache_batch_idx = {};
+  problem.pages = {.table = index.data(), .per_sequence = 1, .page_size = 1000};
+  EXPECT_EQ(teams(528), 1);
+}
+
 TEST(AppendPlan, SlotsAreRowsByThemselves) {
   AppendProblem problem = append_problem();
   static std::array<std::int64_t, 1> slots;

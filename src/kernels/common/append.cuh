@@ -5,7 +5,8 @@
 // a run's number says to which block, and a row's place which of its warps writes K and which V. Every block
 // looks at all runs, a stretch of them or 32 slots at a time, notes those that are its own, and its warps
 // write the new rows in them in the order of the tokens. So no two warps write to one row, and of tokens that
-// go to one row the last is kept, whole: a lane writes the same columns of both.
+// go to one row the last is kept, whole: a lane writes the same columns of both. Where each sequence has an
+// entry of its own no two tokens go to one row, and teams of blocks have every so many-th stretch.
 #pragma once
 
 #include "kernels/common/append_row.cuh"
@@ -39,8 +40,9 @@ struct Found {
   Work work[warp_size];
 };
 
-/// What this warp has of run `bit` of a stretch, or of one of 32 slots. False if nothing.
-TANDEM_DEVICE bool find_work(const AppendParams& p, int word, int bit, Work& work) {
+/// What this warp has of run `bit` of the block's stretch `own`, or of one of 32 slots. False if nothing.
+TANDEM_DEVICE bool find_work(const AppendParams& p, int own, int bit, Work& work) {
+  const int word = word_at(p, own);
   const Stretch s =
       p.slot_mapping.data != nullptr ? stretch_of_slot(p, word * warp_size + bit) : stretch_at(p, word);
   const int run = p.slot_mapping.data != nullptr ? 0 : bit;
@@ -66,17 +68,17 @@ TANDEM_DEVICE void write(const AppendParams& p, const AppendTensor& t, const Fou
   write_row<C, C.to, embedded>(p, t, work.token, from, to, p.heads_kv);
 }
 
-/// Notes which runs are this block's own, a word of bits for each of the stretches [base, end), or for as
+/// Notes which runs are this block's own, a word of bits for each of its stretches [base, end), or for as
 /// many times 32 slots. A lane looks at a stretch; a warp at 32 slots, of which four times as many are under
 /// way.
 TANDEM_DEVICE void note_runs(const AppendParams& p, u32* noted, int base, int end) {
   const int thread = static_cast<int>(ptx::thread_index());
   if (p.slot_mapping.data == nullptr) {
     for (int word = base + thread; word < end; word += append_threads) {
-      const Stretch s = stretch_at(p, word);
+      const Stretch s = stretch_at(p, word_at(p, word));
       const int runs = s.runs(p);
       u32 bits = 0;
-      for (int run = 0; run < runs; ++run) bits |= is_own(s.number + run) ? 1U << run : 0U;
+      for (int run = 0; run < runs; ++run) bits |= is_own(p, s.number + run) ? 1U << run : 0U;
       ptx::store_shared(noted + word % append_words, bits);
     }
     return;
@@ -90,7 +92,7 @@ TANDEM_DEVICE void note_runs(const AppendParams& p, u32* noted, int base, int en
     }
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
-      const u32 bits = ptx::ballot(slots[i] >= 0 && is_own(slots[i]));
+      const u32 bits = ptx::ballot(slots[i] >= 0 && is_own(p, slots[i]));
       const int word = first + i * warps;
       if (thread % warp_size == 0 && word < end) ptx::store_shared(noted + word % append_words, bits);
     }
@@ -193,8 +195,9 @@ TANDEM_KERNEL __launch_bounds__(append_threads, append_blocks_per_sm(C))
   auto* const found = reinterpret_cast<append_rows::Found*>(noted + append_words);
   static_assert(sizeof(u32) * append_words + sizeof(append_rows::Found) * append_rows::warps ==
                 append_shared_bytes);
-  for (int base = 0; base < p.words && p.heads_kv > 0; base += append_words) {
-    const int end = min(base + append_words, p.words);
+  const int words = p.heads_kv > 0 ? append_rows::own_words(p) : 0;
+  for (int base = 0; base < words; base += append_words) {
+    const int end = min(base + append_words, words);
     append_rows::note_runs(p, noted, base, end);
     ptx::sync_block();
     append_rows::write_noted<C>(p, noted, found[ptx::thread_index() / warp_size], base, end);

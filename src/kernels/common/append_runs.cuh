@@ -187,9 +187,19 @@ TANDEM_DEVICE u32 hash_of(i64 number) {
   constexpr u32 golden = 0x9e3779b9U;  // 2^32 over the golden ratio
   return (static_cast<u32>(number) ^ static_cast<u32>(number >> 32)) * golden;
 }
-/// Whether the run belongs to this block.
-TANDEM_DEVICE bool is_own(i64 number) {
-  return static_cast<u32>(static_cast<u64>(hash_of(number)) * ptx::grid_size() >> 32) == ptx::block_index();
+/// How many words this block's team looks at, and which of all they are.
+TANDEM_DEVICE int own_words(const AppendParams& p) {
+  const int team = static_cast<int>(ptx::block_index()) % p.teams;
+  return (p.words - team + p.teams - 1) / p.teams;
+}
+TANDEM_DEVICE int word_at(const AppendParams& p, int own) {
+  return own * p.teams + static_cast<int>(ptx::block_index()) % p.teams;
+}
+/// Whether the run, of a word of the team, belongs to this block.
+TANDEM_DEVICE bool is_own(const AppendParams& p, i64 number) {
+  const u32 teams = static_cast<u32>(p.teams);
+  return static_cast<u32>(static_cast<u64>(hash_of(number)) * (ptx::grid_size() / teams) >> 32) ==
+         ptx::block_index() / teams;
 }
 /// Which tensor of a run this warp writes, 0 for K and 1 for V, and which of its rows: those whose place in
 /// the entry is `row` more than a multiple of row_warps. Runs of one block differ in how warps are turned.

@@ -81,6 +81,7 @@ struct AppendParams {
   int run_shift;      ///< a run has 2^run_shift rows of an entry
   int stretch_shift;  ///< and a stretch 2^stretch_shift of them, 32 runs at most
   int words;          ///< stretches of all sequences, as many as their new rows can touch; or of 32 slots
+  int teams;          ///< of blocks, that share the words
   long long runs_of_entry;
   FoundScales k_found, v_found;  ///< read if the Config says so
 };

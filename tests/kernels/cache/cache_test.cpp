@@ -159,6 +159,32 @@ TEST(AppendKernel, KeepsTheOrderOfTokensAcrossRounds) {
   EXPECT_TRUE(call.correct());
 }
 
+/// Teams of blocks share the words of sequences in entries of their own: more than a block notes at once,
+/// most of them without rows; and a few, which some blocks have nothing of.
+TEST(AppendKernel, TeamsWriteEveryRowOnce) {
+  for (const std::int64_t batch : {append_words * 3, 5}) {
+    harness::AppendCase c;
+    c.dtype = DType::e4m3;
+    c.scales = 4;
+    c.heads_kv = 1;
+    c.head_dim = 16;
+    c.head_dim_v = 0;
+    c.batch = batch;
+    c.seqlen_new = c.entry_rows = 24;
+    for (std::int64_t n = 0; n < batch; ++n) {
+      c.before.push_back(n % 11 == 0 ? 3 : 0);
+      c.used.push_back(n % 97 == 0 || batch == 5 ? 10 + n % 14 : 0);
+    }
+    harness::AppendCall call(c);
+    for (const unsigned blocks : {100U, 33U, 4U}) {
+      EmulatedCache runner(blocks);
+      call.prepare();
+      runner.append(call);
+      EXPECT_TRUE(call.correct()) << blocks << " blocks";
+    }
+  }
+}
+
 TEST(AppendKernel, TheConfigFollowsFromTheJob) {
   AppendProblem problem;
   alignas(16) static std::byte memory[64];

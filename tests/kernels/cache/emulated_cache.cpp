@@ -69,11 +69,11 @@ MergeKernel find(const MergeConfig& config, std::integer_sequence<int, n...>) {
 
 }  // namespace
 
-void emulate_append(const AppendProblem& problem, const emulator::Options& options) {
+void emulate_append(const AppendProblem& problem, const emulator::Options& options, unsigned blocks) {
   const AppendConfig config = choose_append_config(problem);
   const AppendKernel kernel = find(config, std::make_integer_sequence<int, append_kinds>());
   if (kernel == nullptr) throw std::logic_error("no kernel was compiled for it");
-  const auto grid = static_cast<unsigned>(gpu::append_grid(problem, config, 1));
+  const unsigned grid = blocks > 0 ? blocks : static_cast<unsigned>(gpu::append_grid(problem, config, 1));
   if (grid == 0) return;
   emulator::launch(kernel, gpu::make_append_params(problem, grid),
                    {.blocks = grid, .threads = append_threads, .shared_bytes = append_shared_bytes}, options);
@@ -104,7 +104,7 @@ void EmulatedCache::append(harness::AppendCall& call) {
               false);
   add_buffers(options, {&call.k_cache, &call.v_cache, &call.k_scale_cache, &call.v_scale_cache, &call.q_out},
               true);
-  emulate_append(make_append_problem(call.args()), options);
+  emulate_append(make_append_problem(call.args()), options, blocks_);
 }
 
 void EmulatedCache::merge(harness::MergeCall& call) {

@@ -15,6 +15,8 @@ namespace tandem::kernel_tests {
 
 class EmulatedCache : public harness::Runner {
  public:
+  /// `blocks`: those of an append's launch; 0: as many as of a device of one multiprocessor.
+  explicit EmulatedCache(unsigned blocks = 0) : blocks_(blocks) {}
   [[nodiscard]] std::string name() const override { return "emulated"; }
   [[nodiscard]] std::string refuses(const harness::Case&) const override { return "caches alone"; }
   [[nodiscard]] std::string refuses_append(const harness::AppendCase& c) const override;
@@ -23,10 +25,13 @@ class EmulatedCache : public harness::Runner {
   void backward(harness::Call&) override {}
   void append(harness::AppendCall& call) override;
   void merge(harness::MergeCall& call) override;
+
+ private:
+  unsigned blocks_;
 };
 
 /// Runs the kernels that the plan chooses, on memory that `options` names.
-void emulate_append(const AppendProblem& problem, const emulator::Options& options);
+void emulate_append(const AppendProblem& problem, const emulator::Options& options, unsigned blocks = 0);
 void emulate_merge(const MergeProblem& problem, const emulator::Options& options);
 
 }  // namespace tandem::kernel_tests
