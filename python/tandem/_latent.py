@@ -7,7 +7,7 @@ k and v are tensors of their own, a copy has the rows in use side by side.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,9 +62,48 @@ def _judge(q: Any, k: Any, v: Any, qv: Any, given: dict[str, Any]) -> None:
         )
 
 
+class InUse(NamedTuple):
+    """Which rows of a cache a call reads, and where they are in a copy of its entries (or pages): of those in
+    use alone on the CPU. What is on a GPU is not looked at: there the copy has as many as the call names, or
+    all of the cache where these are fewer."""
+
+    rows: Tensor  # (entries,): so many first ones of each are read
+    place: Tensor | None  # (entries,): in the copy; None: the same
+    pages: Tensor  # what the call names, as entries of the copy; -1 where the cache has none
+    count: int  # entries of the copy
+
+    def copy(self, k: Tensor, v: Tensor | None, k_to: Tensor, v_to: Tensor | None, scale: Any = None) -> None:
+        """Writes these rows of k and v to the copy, codes times their scales. Its time follows the rows."""
+        options = {"cache_seqlens": self.rows.new_zeros(1).expand_as(self.rows), "seqused_new": self.rows}
+        _cache.append_kv(k, v, k_to, v_to, **options, cache_batch_idx=self.place, k_scale=scale)
+
+
+def in_use(cache: Tensor, pages: Tensor, used: Tensor) -> InUse:
+    """Rows 0 to ``used[b]`` of each sequence b, whose entries of the cache are ``pages[b]``."""
+    entries, rows = cache.shape[:2]
+    begins = torch.arange(pages.shape[1], device=cache.device) * rows
+    counts = (used.long()[:, None] - begins).clamp(0, rows).int()
+    named = (pages >= 0) & (pages < entries) & (counts > 0)
+    # What is not named says 0 of entries all over the cache: atomics to one address take their time.
+    others = torch.arange(pages.numel(), device=cache.device).view_as(pages) % max(entries, 1)
+    longest = torch.zeros(max(entries, 1), dtype=torch.int32, device=cache.device).scatter_reduce(
+        0, torch.where(named, pages, others).flatten(), (counts * named).flatten(), "amax"
+    )
+    place = None
+    count = min(entries, pages.numel())
+    readable = _flash.is_readable(longest)
+    if readable:
+        count = int((longest > 0).sum())
+    if readable or count < entries:
+        place = ((longest > 0).cumsum(0, dtype=torch.int32) - 1).clamp_min(0)
+        pages = place[torch.where(named, pages, 0)]
+        place = place[:entries]
+    return InUse(longest[:entries], place, torch.where(named, pages, -1), count)
+
+
 def _rows_in_use(call: _call.Call, given: dict[str, Any], k: Tensor, v: Tensor) -> tuple[_call.Call, Tensor]:
     """The call on a copy of the pages, or entries, that it reads, with v and k side by side: of each only as
-    many rows as the longest of its sequences has there. Nothing is read from the device."""
+    many rows as the longest of its sequences has there."""
     entries, rows = k.shape[:2]
     table, index = given["page_table"], given["cache_batch_idx"]
     pages = torch.arange(entries, device=k.device) if index is None else index
@@ -74,31 +113,15 @@ def _rows_in_use(call: _call.Call, given: dict[str, Any], k: Tensor, v: Tensor) 
         used = torch.full((len(pages),), pages.shape[1] * rows, device=k.device)
     if used.shape != pages.shape[:1]:
         return call, torch.cat((v, k), -1)  # an error of the call
-    counts = (used.long()[:, None] - torch.arange(pages.shape[1], device=k.device) * rows).clamp(0, rows)
-    named = (pages >= 0) & (pages < entries) & (counts > 0)
-    pages = torch.where(named, pages, entries).long()
-    longest = torch.zeros(entries + 1, dtype=torch.int64, device=k.device)
-    longest = longest.scatter_reduce(0, pages.flatten(), counts.flatten(), "amax")
-    longest[entries] = 0
-    place = (longest > 0).cumsum(0) - 1  # in the copy
-    count = min(entries, pages.numel())
-    if _flash.is_readable(place):
-        count = int(place[-1]) + 1
-        rows = rows if table is not None else int(longest.max())
-    both = v.new_empty(count, rows, k.shape[2], v.shape[-1] + k.shape[-1])
-    _cache.append_kv(
-        _flash.gathered(k),
-        _flash.gathered(v),
-        both[..., v.shape[-1] :],
-        both[..., : v.shape[-1]],
-        cache_seqlens=torch.zeros_like(longest[:entries]),
-        seqused_new=longest[:entries],
-        cache_batch_idx=place[:entries].clamp_min(0),
-    )
+    found = in_use(k, pages, used)
+    if table is None and _flash.is_readable(used):
+        rows = int(found.rows.max()) if entries > 0 else 0
+    both = v.new_empty(found.count, rows, k.shape[2], v.shape[-1] + k.shape[-1])
+    to_v, to_k = both.split((v.shape[-1], k.shape[-1]), -1)
+    found.copy(_flash.gathered(k), _flash.gathered(v), to_k, to_v)
     name = "cache_batch_idx" if table is None else "page_table"
-    place = torch.where(named, place[pages], -1)
-    found = given | {name: place.flatten() if table is None else place, "seqused_k": used}
-    call.metadata = tuple(found.values())
+    changed = {name: found.pages.flatten() if table is None else found.pages, "seqused_k": used}
+    call.metadata = tuple((given | changed).values())
     return call, both
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _call, _derivatives, _flash
+from tandem import _arrays, _call, _derivatives, _flash, _latent
 from tandem._api import attention
 from tandem._cache import merge
 from tandem._errors import InvalidArgumentError, named
@@ -65,9 +65,10 @@ def flash_mla_with_kvcache(
       q: ``(batch, seqlen_q, heads_q, head_dim)``, float16 or bfloat16; float32 on the CPU.
       k_cache: ``(blocks, block_size, heads_kv, head_dim)`` in q's dtype, blocks of any size. With
         ``is_fp8_kvcache`` ``(blocks, block_size, 1, 656)`` of one-byte values, each row 512 float8_e4m3fn,
-        four float32 scales for 128 of them each, and 64 bfloat16. They become q's dtype first, in memory of
-        their own: on the CPU the blocks in use; on a GPU, where lengths are not read, as many blocks as
-        block_table has entries, or all of the cache where these are fewer.
+        four float32 scales for 128 of them each, and 64 bfloat16, at addresses that are multiples of 4. The
+        rows in use become q's dtype first, in memory of their own: on the CPU that of the blocks in use; on a
+        GPU, where lengths are not read on the host, that of as many blocks as block_table has entries, or as
+        the cache has, 1.76 times its size, where these are fewer.
       block_table: ``(batch, max_blocks)``: row t of request b is row ``t % block_size`` of block
         ``block_table[b, t // block_size]``. A number in use that no block has gives rows of zeros. Not read
         with ``indices``.
@@ -133,6 +134,7 @@ def _judge_caches(q: Tensor, head_dim_v: Any, fp8: bool, **caches: Any) -> None:
         if fp8:
             shape: tuple[int | str, ...] = ("blocks", "block_size", 1, _RECORD)
             _arrays.judge_tensor(name, cache, q, shape, *_BYTES)
+            _judge_records(name, cache)
             columns = _QUANTIZED + _PLAIN
         else:
             _judge_plain(name, cache, q)
@@ -147,6 +149,16 @@ def _judge_caches(q: Tensor, head_dim_v: Any, fp8: bool, **caches: Any) -> None:
             raise InvalidArgumentError(
                 f"head_dim_v is {head_dim_v}; values are the first columns of keys that have {columns}"
             )
+
+
+def _judge_records(name: str, cache: Tensor) -> None:
+    """Their scales are float32 where they lie."""
+    places = cache.storage_offset(), *cache.stride()[:2]
+    if cache.stride(-1) != 1 or any(place % 4 for place in places):
+        raise InvalidArgumentError(
+            f"{name} begins at byte {places[0]} and has strides {tuple(cache.stride())}; records have "
+            f"their bytes side by side and begin at multiples of 4: clone {name}"
+        )
 
 
 def _judge_plain(name: str, cache: Any, q: Tensor) -> None:
@@ -185,8 +197,7 @@ def _dense(
 ) -> tuple[Tensor, Tensor]:
     """Attention to all rows of each request."""
     if fp8:
-        begins = torch.arange(table.shape[1], device=table.device) * k_cache.shape[1]
-        k_cache, table = _copied(q, k_cache, table, begins < lengths[:, None], fp8)
+        k_cache, table = _converted(q, k_cache, table, lengths)
     values = k_cache[..., :head_dim_v]
     results: tuple[Tensor, Tensor] = attention(
         q, k_cache, values, page_table=table, seqused_k=lengths, **options
@@ -213,7 +224,7 @@ def _sparse(
     table = indices.flatten(0, 1).gather(-1, order)
     lengths = named.sum(-1, dtype=torch.int32)
     if fp8 or k_cache.stride(0) != k_cache.shape[1] * k_cache.stride(1):
-        keys, table = _copied(q, k_cache, table, places < lengths[:, None], fp8, by_row=True)
+        keys, table = _copied(q, k_cache, table, places < lengths[:, None], fp8)
     else:
         keys = k_cache.flatten(0, 1)[:, None]
     each = q.flatten(0, 1)[:, None]
@@ -222,46 +233,58 @@ def _sparse(
     return out.view(*q.shape[:-1], head_dim_v), lse.view(*q.shape[:-1]).transpose(1, 2)
 
 
-def _copied(
-    q: Tensor, cache: Tensor, table: Any, in_use: Tensor, fp8: bool, by_row: bool = False
-) -> tuple[Tensor, Any]:
-    """What ``table`` names of a cache, its blocks or its rows, in q's dtype, and the table of that: -1 for
-    numbers that the cache does not have, or None where each sequence has its rows side by side. On the CPU it
-    is what is in use, each once. On a GPU, where that is not known without waiting, it is as much as the
-    table has entries, or the whole cache if that is less."""
-    count = cache.shape[0] * (cache.shape[1] if by_row else 1)
-    named = in_use & (table >= 0) & (table < count)
+def _converted(q: Tensor, cache: Tensor, table: Any, lengths: Any) -> tuple[Tensor, Tensor]:
+    """The rows in use of an FP8 cache in q's dtype, each once, and the table of their blocks."""
+    found = _latent.in_use(cache, table, lengths)
+    keys = q.new_empty((found.count, cache.shape[1], 1, q.shape[-1]))
+    codes, scales, plain = _parts(cache[:, :, 0])
+    # An append of four heads of 128, which have a scale each, and one of what is plain.
+    heads = (_SCALES // 4, _GROUP)
+    values, rope = keys.split((_QUANTIZED, _PLAIN), -1)
+    found.copy(codes.unflatten(-1, heads), None, values[:, :, 0].unflatten(-1, heads), None, scales.mT)
+    found.copy(plain[:, :, None], None, rope, None)
+    return keys, found.pages
+
+
+def _copied(q: Tensor, cache: Tensor, table: Any, in_use: Tensor, fp8: bool) -> tuple[Tensor, Any]:
+    """The rows of a cache that ``table`` names, in q's dtype, and the table of those, or None where each
+    sequence has its rows side by side. On the CPU they are those in use, each once. On a GPU, where that is
+    not known without waiting, they are as many as the table has entries, or the whole cache if that is
+    less."""
+    count = cache.shape[:2].numel()
     if _flash.is_readable(table):
-        chosen, places = torch.unique(table[named], return_inverse=True)
-        numbers = torch.full_like(table, -1).index_put_((named,), places.to(table.dtype))
-        return _keys(q, cache, chosen, fp8, by_row), numbers
+        chosen, places = torch.unique(table[in_use], return_inverse=True)
+        numbers = torch.full_like(table, -1).index_put_((in_use,), places.to(table.dtype))
+        return _rows(q, cache, chosen, fp8), numbers
     if table.numel() >= count:
-        every = torch.arange(count, device=table.device)
-        return _keys(q, cache, every, fp8, by_row), torch.where(named, table, -1)
-    # What is not in use reads one block, again and again.
-    keys = _keys(q, cache, torch.where(named, table, 0).flatten(), fp8, by_row)
-    if by_row:  # no row in use is one that the cache does not have
-        return keys.view(*table.shape, *keys.shape[2:]), None
-    numbers = torch.arange(table.numel(), dtype=table.dtype, device=table.device).view_as(table)
-    return keys, torch.where(named, numbers, -1)
+        return _rows(q, cache, torch.arange(count, device=table.device), fp8), table
+    # What is not in use reads one row, again and again.
+    keys = _rows(q, cache, torch.where(in_use, table, 0).flatten(), fp8)
+    return keys.view(*table.shape, *keys.shape[2:]), None
 
 
-def _keys(q: Tensor, cache: Tensor, chosen: Tensor, fp8: bool, by_row: bool) -> Tensor:
-    """These blocks of a cache, or these rows as blocks of their own, in q's dtype."""
+def _rows(q: Tensor, cache: Tensor, chosen: Tensor, fp8: bool) -> Tensor:
+    """These rows of a cache, as blocks of their own, in q's dtype."""
     size = max(cache.shape[1], 1)
-    rows = 1 if by_row else cache.shape[1]
-    keys = q.new_empty((len(chosen), rows, cache.shape[2], q.shape[-1]))
-    step = _PIECE if by_row else max(1, _PIECE // size)
-    for first in range(0, len(chosen), step):
-        piece = chosen[first : first + step]
-        found = cache[piece // size, piece % size][:, None] if by_row else cache[piece]
-        keys[first : first + step] = _from_records(found) if fp8 else found
+    keys = q.new_empty((len(chosen), 1, cache.shape[2], q.shape[-1]))
+    for first in range(0, len(chosen), _PIECE):
+        piece = chosen[first : first + _PIECE]
+        found = cache[piece // size, piece % size][:, None]
+        keys[first : first + _PIECE] = _from_records(found) if fp8 else found
     return keys
+
+
+def _parts(records: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The codes, scales and plain values of rows of an FP8 cache."""
+    parts = torch.split(records.view(torch.uint8), [_QUANTIZED, _SCALES, 2 * _PLAIN], -1)
+    return (
+        parts[0].view(torch.float8_e4m3fn),
+        parts[1].view(torch.float32),
+        parts[2].view(torch.bfloat16),
+    )
 
 
 def _from_records(records: Tensor) -> Tensor:
     """The keys that rows of an FP8 cache stand for, in f32."""
-    parts = torch.split(records.view(torch.uint8), [_QUANTIZED, _SCALES, 2 * _PLAIN], -1)
-    scales = parts[1].view(torch.float32).repeat_interleave(_GROUP, -1)
-    values = parts[0].view(torch.float8_e4m3fn).float() * scales
-    return torch.cat((values, parts[2].view(torch.bfloat16).float()), -1)
+    codes, scales, plain = _parts(records)
+    return torch.cat((codes.float() * scales.repeat_interleave(_GROUP, -1), plain.float()), -1)

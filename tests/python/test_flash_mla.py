@@ -9,7 +9,7 @@ import pytest
 import tandem
 import torch
 from pages import paged, used
-from tandem import flash_mla
+from tandem import _latent, flash_mla
 from tandem.flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
 D, D_V = 576, 512
@@ -137,17 +137,22 @@ def test_only_records_in_use_are_read(monkeypatch: pytest.MonkeyPatch, compiled:
     q, (stored, keys) = torch.randn(2, 1, 2, D), records(torch.randn(6, 8, 1, D))
     table = torch.full((2, 5000), 2**30, dtype=torch.int32)
     table[:, :3] = torch.tensor([[4, 1, 9], [4, 0, 3]])
-    lengths, read = torch.tensor([13, 24], dtype=torch.int32), []
-    convert = flash_mla._from_records
-    monkeypatch.setattr(
-        flash_mla, "_from_records", lambda t: (read.append(t.shape[:2].numel()), convert(t))[1]
-    )
+    lengths, read, made = torch.tensor([13, 24], dtype=torch.int32), [], []
+    convert, append = flash_mla._from_records, _latent._cache.append_kv
+
+    def append_kv(k: torch.Tensor, v: None, to: torch.Tensor, *rest: Any, **options: Any) -> None:
+        made.append(len(to))
+        read.append(0 if compiled else int(options["seqused_new"].sum()))
+        append(k, v, to, *rest, **options)
+
+    monkeypatch.setattr(_latent._cache, "append_kv", append_kv)
+    monkeypatch.setattr(flash_mla, "_from_records", lambda t: (read.append(len(t)), convert(t))[1])
     call = torch.compile(flash_mla_with_kvcache, backend="eager") if compiled else flash_mla_with_kvcache
     out, _ = call(q, stored, table, lengths, D_V, is_fp8_kvcache=True)
     for b, (pages, n) in enumerate((([4, 1], 13), ([4, 0, 3], 24))):
         rows = keys[pages].flatten(0, 1)[None, :n]
         oracle.assert_close(out[b : b + 1], expected(q[b : b + 1], rows)[0])
-    assert sum(read) == (6 if compiled else 4) * 8
+    assert made == [6, 6] if compiled else (made, read) == ([4, 4], [8 + 5 + 8 + 8] * 2)
     read.clear()
     indices = torch.full((2, 1, 30), -1, dtype=torch.int32)
     indices[:, :, 7:9] = torch.tensor([40, 3])
@@ -179,6 +184,18 @@ def test_a_cache_whose_blocks_lie_apart() -> None:
     given: tuple[Any, ...] = (None, None, D_V)
     found = flash_mla_with_kvcache(q, room[:, :8], *given, indices=indices)
     wanted = flash_mla_with_kvcache(q, room[:, :8].contiguous(), *given, indices=indices)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_records_whose_blocks_lie_apart(dtype: torch.dtype) -> None:
+    """They become keys of q's dtype, rounded once."""
+    q, (stored, keys) = torch.randn(2, 1, 4, D).to(dtype), records(torch.randn(5, 16, 1, D))
+    room = torch.zeros(5, 17, 1, 660, dtype=torch.uint8)
+    room[:, 1:, :, 4:] = stored
+    where = (torch.tensor([[3, 1], [0, 3]]), torch.tensor([20, 32]), D_V)
+    found = flash_mla_with_kvcache(q, room[:, 1:, :, 4:], *where, is_fp8_kvcache=True)
+    wanted = flash_mla_with_kvcache(q, keys.to(dtype), *where)
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
@@ -230,6 +247,11 @@ def test_what_is_wrong_is_said() -> None:
         ((q, pages, table, 7, D_V), {}, "cache_seqlens is a int; pass a torch.Tensor"),
         ((q.clone().requires_grad_(), *given[1:]), {}, "q requires a gradient"),
         (given, {"is_fp8_kvcache": True}, r"k_cache is float32 of shape \(\d+, 64, 1, 576\)"),
+        (
+            (q, torch.zeros(4, 64, 1, 660, dtype=torch.uint8)[..., 2:-2], table, lengths, D_V),
+            {"is_fp8_kvcache": True},
+            r"k_cache begins at byte 2 and has strides \(42240, 660, 660, 1\); .*: clone k_cache",
+        ),
         (
             (q, bytes_of, table, lengths, 64),
             {"is_fp8_kvcache": True},

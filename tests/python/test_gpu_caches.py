@@ -3,6 +3,7 @@ embedding, keys of 8 bits, padding before pages, CUDA graphs."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -205,16 +206,19 @@ def test_results_in_f32(queries: int, split_size: int) -> None:
     assert (out != rounded.float()).float().mean() > 0.9
 
 
+def records(latent: torch.Tensor) -> torch.Tensor:
+    """FlashMLA's FP8 records of latent vectors, with scales at random."""
+    scales = torch.rand(*latent.shape[:-1], 4, device=latent.device) + 0.5
+    codes = latent[..., :512].to(torch.float8_e4m3fn)
+    return torch.cat([t.contiguous().view(torch.uint8) for t in (codes, scales, latent[..., 512:])], -1)
+
+
 @pytest.mark.parametrize("split_size", [0, 256])
 def test_flashmlas_interface(split_size: int) -> None:
     """Dense and by indices, of 16 bits and of FP8 records."""
     lengths = [300, 70, 0, 256]
     latent, _, table = paged(*(half(4, 320, 1, 576),) * 2, lengths, 64)
-    scales = torch.rand(*latent.shape[:-1], 4) + 0.5
-    codes = latent.nan_to_num()[..., :512].to(torch.float8_e4m3fn)
-    records = torch.cat(
-        [t.contiguous().view(torch.uint8) for t in (codes, scales, latent.nan_to_num()[..., 512:])], -1
-    )
+    stored = records(latent.nan_to_num())
     rows = latent.shape[0] * 64
     indices = torch.randint(-1, rows, (4, 2, 40), dtype=torch.int32)
 
@@ -231,6 +235,87 @@ def test_flashmlas_interface(split_size: int) -> None:
             "attn_sink": torch.randn(heads),
         }
         expect_the_cpus_results(run, q, latent, **where)
-        expect_the_cpus_results(run, q, records, **where, is_fp8_kvcache=True)
+        expect_the_cpus_results(run, q, stored, **where, is_fp8_kvcache=True)
         expect_the_cpus_results(run, q, latent.nan_to_num(), **chosen)
-        expect_the_cpus_results(run, q, records, **chosen, is_fp8_kvcache=True)
+        expect_the_cpus_results(run, q, stored, **chosen, is_fp8_kvcache=True)
+
+
+def wide(table: torch.Tensor, pages: int) -> torch.Tensor:
+    """The table with room for so many pages a request; what is past their ends has numbers of any pages."""
+    room = torch.randint(-1, 2**30, (len(table), pages), dtype=torch.int32, device=table.device)
+    room[:, : table.shape[1]] = table
+    return room
+
+
+def peak_of(run: Callable[[], Any]) -> tuple[Any, int, float]:
+    """Its result the second time, the bytes that it allocated then, and milliseconds."""
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    begin = time.perf_counter()
+    result = run()
+    torch.cuda.synchronize()
+    return result, torch.cuda.max_memory_allocated() - before, 1e3 * (time.perf_counter() - begin)
+
+
+@pytest.mark.parametrize("blocks", [64, 16384, 20000])
+def test_fp8_records_of_a_wide_table_cost_what_is_in_use(blocks: int) -> None:
+    """8 requests of 100 rows in a table for 131,072 rows each: memory follows the cache, time the rows."""
+    stored = records(torch.randn(blocks, 64, 1, 576, dtype=torch.bfloat16, device="cuda"))
+    table = torch.randperm(blocks, dtype=torch.int32)[:16].view(8, 2).cuda()
+    q, lengths = half(8, 1, 128, 576).cuda(), used([100] * 8).cuda()
+
+    def run(t: torch.Tensor) -> Any:
+        return flash_mla_with_kvcache(q, stored, t, lengths, 512, causal=True, is_fp8_kvcache=True)
+
+    narrow, of_narrow, _ = peak_of(lambda: run(table))
+    found, of_wide, milliseconds = peak_of(lambda: run(wide(table, 2048)))
+    for a, b in zip(found, narrow, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
+    workspace = 2**27  # of the call itself, and what is made of its table
+    assert of_narrow < 16 * 64 * 1152 + workspace
+    assert of_wide < 2 * stored.numel() + workspace
+    assert milliseconds < 5
+
+
+def test_fp8_records_in_a_graph() -> None:
+    """Replayed at other lengths and pages than it was captured with."""
+    stored = records(half(64, 64, 1, 576)).cuda()
+    table = torch.randperm(64, dtype=torch.int32).view(4, 16).cuda()
+    q, lengths = half(4, 1, 128, 576).cuda(), used([1] * 4).cuda()
+
+    def run() -> Any:
+        return flash_mla_with_kvcache(q, stored, table, lengths, 512, causal=True, is_fp8_kvcache=True)
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = run()
+    for now in ([1, 70, 0, 1024], [500, 64, 65, 3]):
+        lengths.copy_(used(now))
+        table.copy_(table.flip(0))
+        stored.copy_(stored.flip(0))
+        graph.replay()
+        for a, b in zip((out, lse), run(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
+
+
+def test_keys_apart_from_values_of_a_wide_table_cost_what_is_in_use() -> None:
+    """FlashAttention-3's `qv`, whose k and v are two tensors."""
+    k, v = half(4096, 64, 1, 64).cuda(), half(4096, 64, 1, 512).cuda()
+    table = torch.randperm(4096, dtype=torch.int32)[:16].view(8, 2).cuda()
+    q, qv, lengths = half(8, 1, 128, 64).cuda(), half(8, 1, 128, 512).cuda(), used([100] * 8).cuda()
+
+    def run(t: torch.Tensor) -> Any:
+        options: dict[str, Any] = {"cache_seqlens": lengths, "page_table": t, "causal": True}
+        return flash_attn_with_kvcache(q, k, v, qv=qv, **options)
+
+    narrow, of_narrow, _ = peak_of(lambda: run(table))
+    found, of_wide, milliseconds = peak_of(lambda: run(wide(table, 2048)))
+    torch.testing.assert_close(found, narrow, rtol=1e-2, atol=1e-2)
+    workspace = 2**27
+    assert of_narrow < 16 * 64 * 1152 + workspace
+    assert of_wide < 2 * (k.numel() + v.numel()) + workspace
+    assert milliseconds < 5
