@@ -34,7 +34,7 @@ TEST(ContractAccuracy, SumsOverManyKeysKeepTheirDigits) {
 TEST(ContractAccuracy, SumsOverManyQueriesKeepTheirDigits) {
   for (const DType dtype : float_dtypes) {
     for (const std::int64_t rows : lengths(dtype)) {
-      // dk and dv in f32 are sums of blocks of 256 queries, and of those one sum (docs/numerics.md).
+      // dk and dv in f32 are sums of blocks of 256 queries, and of those one sum (records/numerics.md).
       if (dtype == DType::f32 && rows > 100000) continue;
       Call call = many_queries(dtype, rows);
       run_everywhere(call);

@@ -20,7 +20,7 @@ using harness::Case;
 class GpuBackward : public GpuTest {};
 
 /// Forward and backward on the GPU; the gradients against the oracle's. `known_limit`: a share of max(1, the
-/// gradient) that docs/numerics.md allows in place of a smaller bound of the contract's.
+/// gradient) that records/numerics.md allows in place of a smaller bound of the contract's.
 void check_backward(Call& call, double known_limit = 0.0) {
   SCOPED_TRACE(call.spec.describe());
   auto expected = harness::expect(call, Pass::backward);

@@ -16,7 +16,7 @@ namespace {
 constexpr Bound fp32_bound{.absolute = 0.0, .relative = 1e-5};  // fp32 on the CPU, and every lse
 constexpr double slack_16bit = 3e-5;                            // at most 2 * PyTorch's error + 3e-5
 
-// Bounds of RMS and gain; docs/numerics.md derives them.
+// Bounds of RMS and gain; records/numerics.md derives them.
 constexpr double times_fused = 1.5;
 /// Half of bf16's last digit, as a share, which P's roundings have in common where logits are alike; and
 /// f32's share, which is less than a fiftieth of that.

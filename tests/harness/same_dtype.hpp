@@ -6,7 +6,7 @@
 //   s = (q @ k^T) * scale            softcap: s = tanh(s / cap) * cap            masked: s = -inf
 //   p = softmax(cat(s, sink))        (the sink's column is dropped)              o = p @ v
 //
-// and its backward as autograd differentiates those operators. docs/numerics.md compares it with PyTorch
+// and its backward as autograd differentiates those operators. records/numerics.md compares it with PyTorch
 // itself. Beside it stands PyTorch's fused attention: everything is f32, but P and dS, which are rounded once
 // to be factors of a product, and the results; delta is the sum of dout times out as rounded.
 #pragma once

@@ -1,7 +1,7 @@
 """The vLLM backend, in vLLM's own classes where it can be imported, and in small copies of what it uses of
 vLLM 0.33 elsewhere: vLLM is too large to be installed for these tests.
 
-What a whole engine gave is in docs/guides/serve.md.
+What a whole engine gave is in records/gpu-runs.md.
 """
 
 from __future__ import annotations
