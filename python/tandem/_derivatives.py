@@ -83,6 +83,38 @@ def differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[A
     return (*by_operator(dout, dlse, q, k, v, sink, out, lse, flat, ctx.needs_input_grad[:4]), *none)
 
 
+def save_with_functions(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    q, k, v, sink, *flat, score, mask, read = inputs
+    count = len(_call.METADATA)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, sink, *output, *flat[:count], *read)
+    ctx.options, ctx.texts = flat[count:], (score, mask)
+
+
+def differentiate_with_functions(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, sink, out, lse, *others = ctx.saved_tensors
+    count = len(_call.METADATA)
+    read = others[count:]
+    none = (None,) * (count + len(ctx.options) + len(ctx.texts))
+    if dout is None and dlse is None:
+        return (None, None, None, None, *none, [None] * len(read))
+    dout = torch.zeros_like(out) if dout is None else dout
+    has_score = ctx.texts[0] is not None  # what masks read has no gradient
+    need_read = [needed and has_score for needed in ctx.needs_input_grad[-1]]
+    tensors = (dout, dlse, q, k, v, sink, out, lse, *others[:count], *ctx.options, *ctx.texts, read)
+    gradients = by_operator_with_functions(tensors, need_read, ctx.needs_input_grad[:4])
+    return (*gradients[:4], *none, gradients[4:])
+
+
+def by_operator_with_functions(
+    arguments: Sequence[Any], need_read: Sequence[bool], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of q, k, v and the sink, and of what the functions read, through the dispatcher."""
+    gradients = torch.ops.tandem.attention_with_functions_backward(*arguments, need_read, *needed)
+    wanted = zip(gradients, (*needed, *need_read), strict=True)
+    return [gradient if is_needed else None for gradient, is_needed in wanted]
+
+
 def by_operator(*arguments: Any) -> tuple[Tensor | None, ...]:
     """_operators.gradients through the dispatcher; the options flat before `needed`."""
     *tensors, flat, needed = arguments
@@ -152,6 +184,9 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
+_DIFFERENTIATED = ("attention", "attention_with_functions")
+
+
 def without_tangents(namespace: str, name: str, kernel: Any) -> Any:
     """The autograd kernel of the operator `name`, and an error where forward mode wants a derivative of it,
     or reverse mode one of its metadata. PyTorch would take it for zero, without a word."""
@@ -168,7 +203,7 @@ def without_tangents(namespace: str, name: str, kernel: Any) -> Any:
         if first is not None:
             metadata = arguments[first : first + len(_call.METADATA)]
             judge_metadata(metadata)
-            judge_cache(metadata, name == "attention" and is_recorded(*arguments[:first]))
+            judge_cache(metadata, name in _DIFFERENTIATED and is_recorded(*arguments[:first]))
         return kernel(keyset, *arguments)
 
     return judged

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from tandem import _call, _chunks, _functions, _torch
+from tandem import _call, _chunks, _torch, _torch_functions
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
 _P = ParamSpec("_P")
@@ -82,7 +82,7 @@ def add_alibi(call: _call.Call, q: Any, k: Any, slopes: Any, chunk: Any = 0) -> 
                 "a mask_mod of chunks to tandem.attention"
             )
         only_tensors(q=q, k=k, alibi_slopes=slopes)
-        call.functions = _functions.of_call(call, q, k, None, None, slopes, None, None)
+        call.functions = _torch_functions.of_call(call, q, k, None, None, slopes, None, None)
 
 
 def run(

@@ -167,8 +167,11 @@ _TOGETHER, _MOST = 1 << 26, 1 << 32
 def _is_of_its_function(block_mask: Any, query: Any, key: Any) -> bool:
     """Whether the lists of blocks say no more than the mask function, as those of create_block_mask do. Then
     the function alone is the mask, which can be a window, or documents, for which there are faster ways.
-    This is found out by the function's value for all pairs, once for a mask."""
+    This is found out by the function's value for all pairs, once for a mask, and outside of graphs, which
+    take other masks, too."""
     torch = sys.modules["torch"]
+    if torch.compiler.is_dynamo_compiling():
+        return False
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     lists = [getattr(block_mask, name) for name in names]
     sizes = (*query.shape[:3], key.shape[2])

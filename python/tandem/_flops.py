@@ -15,7 +15,9 @@ def register() -> None:
     for name, formula in (
         ("attention", _forward),
         ("attention_out", _forward),
+        ("attention_with_functions", _forward),
         ("attention_backward", _backward),
+        ("attention_with_functions_backward", _backward),
         ("attention_backward_out", _backward_out),
     ):
         register_flop_formula([getattr(torch.ops.tandem, name)], get_raw=True)(formula)

@@ -226,7 +226,7 @@ def trace_functions(
             f"{'score_mod' if bias is not None else 'mask_mod'} with an array by sequence"
         )
     found = None
-    if places is OWN_PLACES and bias is alibi_slopes is mask is None:
+    if library is not None and places is OWN_PLACES and bias is alibi_slopes is mask is None:
         found = _kept_traces.reached(library.name, score_mod, mask_mod)
     if found is not None and (kept := _kept_traces.find(found)) is not None:
         return Functions(*kept, library)
@@ -273,7 +273,7 @@ def _real(name: str, element: Value) -> Value:
 
 def _watching(library: Any) -> Any:
     """A context in which indexing tensors by proxies is seen."""
-    if library.name == "torch":
+    if library is not None and library.name == "torch":
         from tandem import _torch_functions
 
         return _torch_functions.Watching()

@@ -1,5 +1,6 @@
 """The operators of torch.ops.tandem: ``attention``, ``attention_backward``, both with results of the caller's
-(``attention_out``, ``attention_backward_out``), ``quantize``, ``append_kv``, which writes to the caches that
+(``attention_out``, ``attention_backward_out``), and with functions as text (``attention_with_functions``,
+``attention_with_functions_backward``), ``quantize``, ``append_kv``, which writes to the caches that
 it is given, and ``merge``.
 
 Each has a schema, an implementation for CPU and CUDA tensors and a fake one that tells shapes alone, so that
@@ -15,7 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _cache, _call, _core, _derivatives, _flops, _quantize
+from tandem import (
+    _arrays,
+    _cache,
+    _call,
+    _core,
+    _derivatives,
+    _flops,
+    _functions,
+    _quantize,
+    _torch_functions,
+)
 from tandem._errors import UnsupportedError
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sink"
@@ -28,6 +39,7 @@ _OPTIONS = (
 
 _BACKWARD = f"Tensor dout, Tensor? dlse, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}"
 _NEEDED = "bool need_dq, bool need_dk, bool need_dv, bool need_dsink"  # torch.jit.trace takes no bool[4]
+_FUNCTIONS = "str? score, str? mask, Tensor[] read"  # of a _functions.Functions
 _GRADIENTS = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, Tensor(d!)? dsink"
 _APPENDED = ", ".join(f"Tensor{'' if name == 'k_new' else '?'} {name}" for name in _core.APPEND_INPUTS)
 _SCHEMAS = (
@@ -35,6 +47,8 @@ _SCHEMAS = (
     f"attention_out({_INPUTS}, {_OPTIONS}, Tensor(a!) out) -> Tensor lse",
     f"attention_backward({_BACKWARD}, {_NEEDED}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
     f"attention_backward_out({_BACKWARD}, {_GRADIENTS}) -> ()",
+    f"attention_with_functions({_INPUTS}, {_OPTIONS}, {_FUNCTIONS}) -> (Tensor out, Tensor lse)",
+    f"attention_with_functions_backward({_BACKWARD}, {_FUNCTIONS}, bool[] need_read, {_NEEDED}) -> Tensor[]",
     "quantize(Tensor x, str dtype, str granularity, bool hadamard, bool smooth, Tensor? cos, Tensor? sin,"
     " bool interleaved, SymInt threads) -> (Tensor values, Tensor scales, Tensor mean)",
     f"append_kv({_APPENDED}, Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor(c!)? k_scale_cache,"
@@ -47,12 +61,22 @@ _CODES = (torch.float8_e4m3fn, torch.int8)
 
 def flat(call: _call.Call) -> tuple[Any, ...]:
     """A call as the arguments that _OPTIONS names."""
-    o = call.plain()
-    if o.asks_pairs:
+    if call.asks_pairs:
         raise UnsupportedError(
             "functions of scores are not part of torch.ops.tandem; call tandem.attention outside of "
             "profilers, compilers and transforms, or leave the function out"
         )
+    return _flat(call)
+
+
+def flat_with_functions(call: _call.Call) -> tuple[Any, ...]:
+    """A call as the arguments that _OPTIONS and _FUNCTIONS name."""
+    functions: _functions.Functions = call.functions
+    return (*_flat(call), functions.score, functions.mask, functions.arrays)
+
+
+def _flat(call: _call.Call) -> tuple[Any, ...]:
+    o = call.plain()
     options = (o.scale, o.causal, *o.window, o.softcap, o.deterministic, o.pad, o.check)
     return (*o.metadata, *options, o.threads, o.precision, o.strict, o.split_size, o.sm_limit)
 
@@ -122,6 +146,25 @@ def _backward_out(
     _call.backward(unflat(flat), dout, q, k, v, out, lse, sink, dlse, written)
 
 
+def _functions_forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Any:
+    *flat, score, mask, read = rest
+    call = unflat(flat)
+    call.functions = _functions.Functions(score, mask, read, _arrays.library_of("q", q))
+    return run(call, q, k, v, sink, None, True)
+
+
+def _functions_backward(
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any
+) -> list[Tensor]:
+    out, lse, *flat, score, mask, read, need_read = rest[:-4]
+    call = unflat(flat)
+    call.functions = _functions.Functions(score, mask, read, _arrays.library_of("q", q))
+    call.functions.differentiated = tuple(i for i, needed in enumerate(need_read) if needed)
+    needed = (*rest[-4:], *need_read)
+    found = _torch_functions.gradients(call, needed, dout, dlse, q, k, v, sink, out, lse, *read)
+    return [q.new_empty(0) if gradient is None else gradient for gradient in found]
+
+
 def gradients(
     call: _call.Call,
     dout: Tensor,
@@ -173,6 +216,18 @@ def _fake_backward(
 ) -> tuple[Tensor, ...]:
     wanted = zip((q, k, v, sink), rest[-4:], strict=True)
     return tuple(q.new_empty(0) if t is None or not needed else t.new_empty(t.shape) for t, needed in wanted)
+
+
+def _fake_functions_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _fake_forward(q, k, v, None, None)
+
+
+def _fake_functions_backward(*arguments: Any) -> list[Tensor]:
+    *others, read, need_read = arguments[:-4]
+    gradients = _fake_backward(*others, *arguments[-4:])
+    q: Tensor = arguments[2]
+    of_read = zip(read, need_read, strict=True)
+    return [*gradients, *(t.new_empty(t.shape) if needed else q.new_empty(0) for t, needed in of_read)]
 
 
 def _fake_backward_out(*arguments: Any) -> None:
@@ -259,6 +314,8 @@ _library = library_of(
         ("attention_out", _forward_out, _fake_forward_out),
         ("attention_backward", _backward, _fake_backward),
         ("attention_backward_out", _backward_out, _fake_backward_out),
+        ("attention_with_functions", _functions_forward, _fake_functions_forward),
+        ("attention_with_functions_backward", _functions_backward, _fake_functions_backward),
         ("quantize", _quantize_values, _fake_quantize),
         ("append_kv", _append, _fake_append),
         ("merge", _merge, _fake_merge),
@@ -271,6 +328,11 @@ for _name, _setup, _differentiate in (
     torch.library.register_autograd(f"tandem::{_name}", _differentiate, setup_context=_setup, lib=_library)
     _transformed = _derivatives.transformed(_name, _setup, _differentiate)
     _library.impl(_name, _transformed, "FuncTorchDynamicLayerFrontMode")
+for _name, _setup, _differentiate in (
+    ("attention_with_functions", _derivatives.save_with_functions, _derivatives.differentiate_with_functions),
+    ("attention_with_functions_backward", _derivatives.save_nothing, _derivatives.no_second_derivative),
+):
+    torch.library.register_autograd(f"tandem::{_name}", _differentiate, setup_context=_setup, lib=_library)
 for _name in ("attention_out", "attention_backward_out", "quantize"):
     _library.impl(_name, _derivatives.unrecorded(_name), "Autograd", with_keyset=True)
 for _name in ("append_kv", "merge"):

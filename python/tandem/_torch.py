@@ -35,6 +35,13 @@ def attention(
         results = quick(call, q, k, v, sink, return_lse)
         if results is not None:
             return results
+    if out is out_dtype is None and _are_in_graph(call):
+        read = call.functions.arrays
+        _torch_functions.judge_call(call, q, k, v, sink, read)
+        q, k, v, _ = _derivatives.prepared(call, q, k, v, (sink, *read), None)
+        flat = _operators.flat_with_functions(call)
+        result, lse = torch.ops.tandem.attention_with_functions(q, k, v, sink, *flat)
+        return (result, lse) if return_lse else result
     if call.asks_pairs:
         return _torch_functions.attention(
             call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype
@@ -63,6 +70,11 @@ def attention(
         else:
             result, lse = torch.ops.tandem.attention(q, k, v, sink, *_operators.flat(call), dtype)
     return (result, lse) if return_lse else result
+
+
+def _are_in_graph(call: _call.Call) -> bool:
+    """Whether a call has functions that go into a graph of torch.compile, by an operator that takes text."""
+    return torch.compiler.is_dynamo_compiling() and call.functions is not None and call.dropout_p == 0
 
 
 def attention_backward(
@@ -94,6 +106,11 @@ def attention_backward(
         gradients = _call.backward(call, dout, q, k, v, out, lse, sink, dlse, written)
         _arrays.wrote(*written)
         return gradients
+    if _are_in_graph(call) and all(t is None for t in written):
+        arguments = (*inputs, *_operators.flat_with_functions(call))
+        of_read = [False] * len(call.functions.arrays)
+        needed = (True, True, True, sink is not None)
+        return tuple(_derivatives.by_operator_with_functions(arguments, of_read, needed)[:4])
     flat = _operators.flat(call)
     if all(t is None for t in written):
         return _derivatives.by_operator(*inputs, flat, (True, True, True, sink is not None))

@@ -3,6 +3,8 @@ sees tensors indexed by proxies while a function is traced."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tandem import _arrays, _call, _derivatives, _dropout, _functions
+from tandem import _arrays, _call, _derivatives, _dropout, _functions, _torch_graph
 from tandem._errors import UnsupportedError
 from tandem._trace import Value
 from tandem._trace_calls import call_torch
@@ -105,15 +107,30 @@ def _attention(
     return (result, lse) if return_lse else result
 
 
-def _of_call(call: _call.Call, q: Any, k: Any, *functions: Any) -> Any:
+def of_call(call: _call.Call, q: Any, k: Any, *functions: Any) -> Any:
     given = {name: f for name, f in zip(_functions.NAMES, functions, strict=True) if f is not None}
     judge(next(iter(given)), {"q": q, "k": k, **given})
-    return _functions.of_call(call, q, k, *functions)
+    return next(_found(call, q, k, functions))
 
 
-#: A function of scores is traced as the call runs, which torch.compile does not follow.
-of_call: Any = torch.compiler.disable(_of_call)  # type: ignore[no-untyped-call]
-attention: Any = torch.compiler.disable(_attention)  # type: ignore[no-untyped-call]
+def _found(call: _call.Call, q: Any, k: Any, functions: Any) -> Iterator[Any]:
+    """A generator, since torch.compile follows those, but does not compile them for themselves: where it
+    cannot follow a function of the user's, the graph breaks here, and what is called runs uncompiled."""
+    if torch.compiler.is_dynamo_compiling():
+        yield _torch_graph.of_call(call, q, k, *functions)
+    else:
+        yield _of_call(call, q, k, *functions)
+
+
+_of_call: Any = torch.compiler.disable(_functions.of_call)  # type: ignore[no-untyped-call]
+
+
+#: What torch.compile tells of the graph break, from PyTorch 2.7 on.
+_WHY = "no part of a graph: leave fullgraph=True out, or dropout, or out= and out_dtype= beside functions"
+_disable: Any = torch.compiler.disable
+attention: Any = _disable(
+    _attention, **({"reason": _WHY} if "reason" in inspect.signature(_disable).parameters else {})
+)
 
 
 class FunctionAttention(torch.autograd.Function):
@@ -151,7 +168,7 @@ class FunctionGradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
-        return _gradients(*arguments)
+        return gradients(*arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -159,7 +176,7 @@ class FunctionGradients(torch.autograd.Function):
 
 
 def _batched_gradients(call: _call.Call, needed: Any, *tensors: Any) -> tuple[Tensor | None, ...]:
-    """As _gradients; of a dout or dlse that stands for several, as is_grads_batched=True and
+    """As gradients; of a dout or dlse that stands for several, as is_grads_batched=True and
     jacobian(vectorize=True) make them, one after another."""
     dout, dlse, *others = tensors
     batched = [t for t in (dout, dlse) if t is not None and is_batched(t)]
@@ -177,7 +194,7 @@ def _batched_gradients(call: _call.Call, needed: Any, *tensors: Any) -> tuple[Te
     return tuple(None if c[0] is None else rewrap(torch.stack(c), 0, level) for c in columns)
 
 
-def _gradients(call: _call.Call, needed: Any, *tensors: Any) -> tuple[Tensor | None, ...]:
+def gradients(call: _call.Call, needed: Any, *tensors: Any) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v and the sink, and of the arrays that functions read; None where not `needed`."""
     dout, dlse, q, k, v, sink, out, lse, *arrays = tensors
     dout, dlse = _rows_contiguous(dout), None if dlse is None else _rows_contiguous(dlse)

@@ -180,6 +180,7 @@ _OPERATORS = {
     "eq": "eq",
     "ne": "ne",
 }
+_SIGNS = {"neg": "neg", "abs": "abs", "invert": "bitwise_not"}
 
 
 def define() -> None:
@@ -191,7 +192,7 @@ def define() -> None:
         setattr(Value, f"__{name}__", lambda a, b, f=f: f(a, b))
         if function not in _COMPARISONS:
             setattr(Value, f"__r{name}__", lambda a, b, f=f: f(b, a))
-    for name, function in (("neg", "neg"), ("abs", "abs"), ("invert", "bitwise_not")):
+    for name, function in _SIGNS.items():
         f = _FUNCTIONS[function]
         setattr(Value, f"__{name}__", lambda a, f=f: f(a))
 
@@ -233,7 +234,7 @@ def call_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     reflected = plain.startswith("r") and plain[1:] in _OPERATORS
     if reflected:
         args, plain = args[::-1], plain[1:]
-    plain = _OPERATORS.get(plain, plain) if name.startswith("__") else plain
+    plain = (_OPERATORS | _SIGNS).get(plain, plain) if name.startswith("__") else plain
     if plain == "getitem":
         array, index = args
         indices = index if isinstance(index, tuple) else (index,)
