@@ -1,4 +1,5 @@
-"""The vLLM backends for latent attention, with small copies of what they use of vLLM 0.32."""
+"""The vLLM backends for latent attention, in vLLM's own classes where it can be imported, and in small copies
+of what they use of vLLM 0.33 elsewhere."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
+import engines
 import oracle
 import pytest
 import tandem
@@ -18,6 +20,7 @@ from pages import paged, used
 
 HEADS, RANK, ROPE, NOPE, HEAD_DIM_V = 4, 64, 16, 24, 32
 SCALE = (NOPE + ROPE) ** -0.5
+SIZES = {"kv_lora_rank": RANK, "qk_nope_head_dim": NOPE, "qk_rope_head_dim": ROPE, "v_head_dim": HEAD_DIM_V}
 
 
 class AttentionCGSupport(enum.Enum):
@@ -41,7 +44,7 @@ class MLACommonImpl:
 
 
 class MLAPrefillBackend:
-    def __init__(self, scale: float) -> None:
+    def __init__(self, *, scale: float, **more: Any) -> None:
         self.scale = scale
 
     def prepare_metadata(self, prefill_metadata: Any) -> None:
@@ -50,13 +53,14 @@ class MLAPrefillBackend:
 
 @pytest.fixture
 def mla(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """tandem.integrations._vllm_mla beside the copies."""
-    contents: dict[str, dict[str, Any]] = {
+    """tandem.integrations._vllm_mla, on vLLM's modules or copies, and `ContextChunk`."""
+    copies: dict[str, dict[str, Any]] = {
         "vllm.model_executor.layers.attention.mla_attention": {
             "MLACommonBackend": object,
             "MLACommonDecodeMetadata": MLACommonDecodeMetadata,
             "MLACommonImpl": MLACommonImpl,
             "MLACommonMetadataBuilder": object,
+            "MLACommonPrefillMetadata": SimpleNamespace(ContextChunk=SimpleNamespace),
             "QueryLenSupport": QueryLenSupport,
         },
         "vllm.v1.attention.backend": {
@@ -65,13 +69,13 @@ def mla(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         },
         "vllm.v1.attention.backends.mla.prefill.base": {"MLAPrefillBackend": MLAPrefillBackend},
     }
-    for name, content in contents.items():
-        parts = name.split(".")
-        for n in range(1, len(parts) + 1):
-            if ".".join(parts[:n]) not in sys.modules:
-                monkeypatch.setitem(sys.modules, ".".join(parts[:n]), ModuleType(".".join(parts[:n])))
-        vars(sys.modules[name]).update(content)
-    yield importlib.import_module("tandem.integrations._vllm_mla")
+    modules, _ = engines.modules(monkeypatch, copies)
+    common, own, _ = modules.values()
+    config = SimpleNamespace(parallel_config=SimpleNamespace(decode_context_parallel_size=1))
+    monkeypatch.setattr(common, "get_current_vllm_config", lambda: config, raising=False)
+    backends = importlib.import_module("tandem.integrations._vllm_mla")
+    chunk = common.MLACommonPrefillMetadata.ContextChunk
+    yield SimpleNamespace(**vars(backends), ContextChunk=chunk, MultipleOf=own.MultipleOf)
     del sys.modules["tandem.integrations._vllm_mla"]
 
 
@@ -84,7 +88,10 @@ def layer(mla: Any, **changed: Any) -> Any:
         "logits_soft_cap": None,
         "attn_type": "decoder",
         "kv_sharing_target_layer_name": None,
-        "kv_lora_rank": RANK,
+        "q_lora_rank": None,
+        "qk_head_dim": NOPE + ROPE,
+        "kv_b_proj": None,
+        **SIZES,
     }
     return mla.TandemMLABackend.get_impl_cls()(HEADS, RANK + ROPE, SCALE, **given | changed)
 
@@ -98,7 +105,7 @@ def test_steps_that_decode(mla: Any, in_parts: bool, dtype: torch.dtype) -> None
     pages, _, table = paged(keys, keys, lengths, 16)
     cu = torch.tensor([0, *new]).cumsum(0).int()
     q = torch.randn(8, HEADS, RANK + ROPE, dtype=dtype)  # the last three are padding
-    builder = mla.TandemMLABackend.get_builder_cls()()
+    builder = object.__new__(mla.TandemMLABackend.get_builder_cls())  # a whole engine is what it is made of
     decode = builder._build_decode(
         block_table_tensor=table,
         seq_lens_device=used(lengths),
@@ -106,6 +113,7 @@ def test_steps_that_decode(mla: Any, in_parts: bool, dtype: torch.dtype) -> None
         query_start_loc_cpu=cu,
         query_start_loc_device=cu,
         num_decode_tokens=5,
+        max_query_len=3,
         dcp_tot_seq_lens_device=None,
     )
     given = tuple(q.split([RANK, ROPE], -1)) if in_parts else q
@@ -120,27 +128,50 @@ def test_steps_that_decode(mla: Any, in_parts: bool, dtype: torch.dtype) -> None
         oracle.assert_close(out[None, int(cu[b]) : int(cu[b + 1])], wanted, *same)
 
 
+def context_chunk(mla: Any, index: int, requests: slice, cu: torch.Tensor, rows: list[int]) -> Any:
+    """A chunk of so many cached rows of each of these requests, whose new tokens are those of `cu`."""
+    tokens, counts = cu[requests.start : requests.stop + 1], torch.tensor(rows, dtype=torch.int32)
+    begins = torch.tensor([0, *rows]).cumsum(0).int()
+    return mla.ContextChunk(
+        index=index,
+        request_slice=requests,
+        token_slice=slice(int(tokens[0]), int(tokens[-1])),
+        continuation_token_end=0,
+        is_continuation=index > 0,
+        num_context_tokens=sum(rows),
+        query_start_loc=tokens - tokens[0],
+        max_query_len=int(tokens.diff().max()),
+        cu_seq_lens=begins,
+        starts=torch.zeros_like(counts),
+        max_seq_len=max(rows),
+        seq_lens=counts,
+        token_to_seq=torch.arange(len(rows)).repeat_interleave(counts),
+        all_rows_active=min(rows) > 0,
+    )
+
+
 def test_prompts_and_what_was_cached_before_them(mla: Any) -> None:
     """New tokens see one another, and chunks of what came before, as vLLM merges them."""
     before, new = [20, 0, 7], [5, 9, 1]
     cu = torch.tensor([0, *new]).cumsum(0).int()
-    chunks = [[16, 0, 7], [4, 0, 0]]
     q = torch.randn(15, HEADS, NOPE + ROPE)
     k, v = torch.randn(3, 30, HEADS, NOPE + ROPE), torch.randn(3, 30, HEADS, HEAD_DIM_V)
-    backend = mla.TandemMLAPrefillBackend(SCALE)
-    of_chunks = [torch.tensor([0, *chunk]).cumsum(0).int() for chunk in chunks]
-    context = SimpleNamespace(cu_seq_lens=of_chunks)
-    backend.prepare_metadata(SimpleNamespace(query_start_loc=cu, chunked_context=context))
+    backend = mla.TandemMLAPrefillBackend(num_heads=HEADS, scale=SCALE, vllm_config=None, **SIZES)
+    backend.prepare_metadata(SimpleNamespace(query_start_loc=cu))
 
     def rows(t: torch.Tensor, first: list[int], count: list[int]) -> torch.Tensor:
         return torch.cat([t[b, f : f + n] for b, (f, n) in enumerate(zip(first, count, strict=True))])
 
     given = q, rows(k, before, new), rows(v, before, new)
     parts = [backend.run_prefill_new_tokens(*given, return_softmax_lse=True)]
-    first = [0, 0, 0]
-    for i, chunk in enumerate(chunks):
-        parts.append(backend.run_prefill_context_chunk(i, q, rows(k, first, chunk), rows(v, first, chunk)))
-        first = [f + n for f, n in zip(first, chunk, strict=True)]
+    # The first request's first rows, and then the rest of all three.
+    for index, (first, count) in enumerate((([0], [16]), ([16, 0, 0], [4, 0, 7]))):
+        chunk = context_chunk(mla, index, slice(0, len(count)), cu, count)
+        seen = {"k": rows(k, first, count), "v": rows(v, first, count)}
+        of_chunk = backend.run_prefill_context_chunk(chunk=chunk, q=q[chunk.token_slice], **seen)
+        part = torch.zeros_like(parts[0][0]), torch.full_like(parts[0][1], -torch.inf)
+        part[0][chunk.token_slice], part[1][:, chunk.token_slice] = of_chunk
+        parts.append(part)
     assert all(lse.shape == (HEADS, 15) for _, lse in parts)
     out, _ = tandem.merge([part[0] for part in parts], [part[1] for part in parts])
     for b in range(3):
@@ -157,7 +188,7 @@ def test_prompts_and_what_was_cached_before_them(mla: Any) -> None:
 def test_what_vllm_asks(mla: Any) -> None:
     backend, prompts = mla.TandemMLABackend, mla.TandemMLAPrefillBackend
     assert backend.get_name() == prompts.get_name() == "TANDEM_MLA"
-    assert backend.get_supported_kernel_block_sizes() == [("multiple of", 16)]
+    assert backend.get_supported_kernel_block_sizes() == [mla.MultipleOf(16)]
     for major, minor, ours in ((9, 0, True), (10, 0, False), (8, 0, False)):
         capability = SimpleNamespace(major=major, minor=minor)
         assert backend.supports_compute_capability(capability) is ours

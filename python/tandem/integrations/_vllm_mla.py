@@ -196,9 +196,8 @@ class TandemMLAPrefillBackend(MLAPrefillBackend):
         widths = (of_keys, mla_dimensions.v_head_dim)
         return all(width % 8 == 0 and width <= widest_head("cuda") for width in widths)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_k: Tensor, **options: Any) -> Any:
-        cu = self._prefill_metadata.query_start_loc
-        return attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu_seqlens_k, scale=self.scale, **options)
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **options: Any) -> Any:
+        return attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, scale=self.scale, **options)
 
     def run_prefill_new_tokens(
         self,
@@ -216,9 +215,10 @@ class TandemMLAPrefillBackend(MLAPrefillBackend):
                 "of attention and quantisation off"
             )
         cu = self._prefill_metadata.query_start_loc
-        return self._attend(q, k, v, cu, causal=True, return_lse=return_softmax_lse, out=out)
+        return self._attend(q, k, v, cu, cu, causal=True, return_lse=return_softmax_lse, out=out)
 
-    def run_prefill_context_chunk(self, chunk_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        """Of new tokens to a chunk of what was cached before them, all of which they see."""
-        cu = self._prefill_metadata.chunked_context.cu_seq_lens[chunk_idx]
-        return self._attend(q, k, v, cu, return_lse=True)
+    def run_prefill_context_chunk(
+        self, chunk: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None
+    ) -> Any:
+        """Of new tokens of some requests to a chunk of what was cached before them, all of which they see."""
+        return self._attend(q, k, v, chunk.query_start_loc, chunk.cu_seq_lens, return_lse=True, out=out)
