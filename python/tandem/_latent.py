@@ -70,11 +70,14 @@ class InUse(NamedTuple):
     rows: Tensor  # (entries,): so many first ones of each are read
     place: Tensor | None  # (entries,): in the copy; None: the same
     pages: Tensor  # what the call names, as entries of the copy; -1 where the cache has none
-    count: int  # entries of the copy
+    size: int  # entries of the copy
 
     def copy(self, k: Tensor, v: Tensor | None, k_to: Tensor, v_to: Tensor | None, scale: Any = None) -> None:
         """Writes these rows of k and v to the copy, codes times their scales. Its time follows the rows."""
-        options = {"cache_seqlens": self.rows.new_zeros(1).expand_as(self.rows), "seqused_new": self.rows}
+        options: Any = {
+            "cache_seqlens": self.rows.new_zeros(1).expand_as(self.rows),
+            "seqused_new": self.rows,
+        }
         _cache.append_kv(k, v, k_to, v_to, **options, cache_batch_idx=self.place, k_scale=scale)
 
 
@@ -116,8 +119,8 @@ def _rows_in_use(call: _call.Call, given: dict[str, Any], k: Tensor, v: Tensor) 
     found = in_use(k, pages, used)
     if table is None and _flash.is_readable(used):
         rows = int(found.rows.max()) if entries > 0 else 0
-    both = v.new_empty(found.count, rows, k.shape[2], v.shape[-1] + k.shape[-1])
-    to_v, to_k = both.split((v.shape[-1], k.shape[-1]), -1)
+    both = v.new_empty(found.size, rows, k.shape[2], v.shape[-1] + k.shape[-1])
+    to_v, to_k = both[..., : v.shape[-1]], both[..., v.shape[-1] :]
     found.copy(_flash.gathered(k), _flash.gathered(v), to_k, to_v)
     name = "cache_batch_idx" if table is None else "page_table"
     changed = {name: found.pages.flatten() if table is None else found.pages, "seqused_k": used}

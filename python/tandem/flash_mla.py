@@ -236,12 +236,13 @@ def _sparse(
 def _converted(q: Tensor, cache: Tensor, table: Any, lengths: Any) -> tuple[Tensor, Tensor]:
     """The rows in use of an FP8 cache in q's dtype, each once, and the table of their blocks."""
     found = _latent.in_use(cache, table, lengths)
-    keys = q.new_empty((found.count, cache.shape[1], 1, q.shape[-1]))
+    keys = q.new_empty((found.size, cache.shape[1], 1, q.shape[-1]))
     codes, scales, plain = _parts(cache[:, :, 0])
     # An append of four heads of 128, which have a scale each, and one of what is plain.
     heads = (_SCALES // 4, _GROUP)
-    values, rope = keys.split((_QUANTIZED, _PLAIN), -1)
-    found.copy(codes.unflatten(-1, heads), None, values[:, :, 0].unflatten(-1, heads), None, scales.mT)
+    values, rope = keys[..., :_QUANTIZED], keys[..., _QUANTIZED:]
+    read, written = (t.view(*t.shape[:2], *heads) for t in (codes, values[:, :, 0]))
+    found.copy(read, None, written, None, scales.mT)
     found.copy(plain[:, :, None], None, rope, None)
     return keys, found.pages
 
