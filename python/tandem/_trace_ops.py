@@ -114,7 +114,7 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def _exact_power(base: int, exponent: Value) -> Value:
-    """Of an integer, as integers multiply: from the bits of the exponent; 0 where that is below 0."""
+    """A power of an integer, as integers multiply: from the bits of the exponent; 0 where that is below 0."""
     bits = 6 if exponent.kind == "wide" else 5
     size = 64 if exponent.kind == "wide" else 32
     result: Any = constant(exponent, 1, exponent.kind)

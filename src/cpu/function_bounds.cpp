@@ -21,7 +21,7 @@ Interval unknown(FunctionType type) {
   }
 }
 
-/// Of booleans; the bits of other integers are not followed.
+/// Operations on booleans; the bits of other integers are not followed.
 Interval logic(FunctionOp op, FunctionType type, const Interval& a, const Interval& b) {
   if (type != FunctionType::boolean) return unknown(type);
   switch (op) {
@@ -89,7 +89,7 @@ Interval elements(const ProgramTensor& t, const ProgramStep& step, const Interva
   }
 }
 
-/// Of integers of 32 bits.
+/// Arithmetic on integers of 32 bits.
 Interval arithmetic(const ProgramStep& step, const Interval& a, const Interval& b) {
   switch (step.op) {
     case FunctionOp::add: return interval::sum(a, b);

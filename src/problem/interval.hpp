@@ -16,7 +16,7 @@ struct Interval {
 namespace interval {
 
 constexpr Interval anything{-0x7fffffffLL - 1, 0x7fffffffLL};
-/// Of 64-bit integers.
+/// The range of 64-bit integers.
 constexpr Interval everything{-0x7fffffffffffffffLL - 1, 0x7fffffffffffffffLL};
 constexpr Interval yes{-1, -1};
 constexpr Interval no{0, 0};
@@ -82,11 +82,11 @@ constexpr Interval maximum(const Interval& a, const Interval& b) {
   return {higher(a.low, b.low), higher(a.high, b.high)};
 }
 
-// Of integers of 64 bits: arithmetic is followed as far as 32 bits hold operands and result.
+// Arithmetic on integers of 64 bits is followed as far as 32 bits hold operands and result.
 constexpr bool is_narrow(const Interval& a) {
   return a.low >= anything.low && a.high <= anything.high;
 }
-/// The same in 32 bits, as which conversions have it, too.
+/// What a conversion to 32 bits makes of a range.
 constexpr Interval narrowed(const Interval& a) {
   return is_narrow(a) ? a : anything;
 }
@@ -100,7 +100,7 @@ constexpr Interval unsaturated(const Interval& a) {
   return {a.low == anything.low ? everything.low : a.low, a.high == anything.high ? everything.high : a.high};
 }
 
-// Of booleans, of which true is the lower one.
+// Booleans have true as the lower end.
 constexpr Interval both(const Interval& a, const Interval& b) {
   return maximum(a, b);
 }
