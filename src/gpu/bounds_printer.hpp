@@ -12,8 +12,8 @@ namespace tandem::gpu {
 
 class BoundsPrinter : FunctionPrinter {
  public:
-  BoundsPrinter(const Function& f, char prefix, int first_tensor)
-      : FunctionPrinter(f, prefix, first_tensor) {}
+  BoundsPrinter(const Function& f, const FunctionNumbers& numbers, char prefix, int first_tensor)
+      : FunctionPrinter(f, numbers, prefix, first_tensor) {}
 
   /// The members row_values and key_values, which are integers or booleans, and `bounds`.
   [[nodiscard]] std::string text() const { return values_of(Shape::row) + values_of(Shape::key) + bounds(); }
@@ -57,6 +57,7 @@ class BoundsPrinter : FunctionPrinter {
     const FunctionNode& of = at(node);
     if (of.type == FunctionType::real) return unknown(of.type);
     if (of.op == FunctionOp::constant) {
+      if (numbers_.place_of(index(node)) >= 0) return fmt::format("interval::one({})", number(node));
       const auto value = static_cast<std::int64_t>(of.value);
       return fmt::format("interval::one({}LL)", of.type == FunctionType::boolean ? -value : value);
     }
@@ -117,7 +118,8 @@ class BoundsPrinter : FunctionPrinter {
 
   [[nodiscard]] std::string bounds() const {
     std::string text =
-        "  static TANDEM_DEVICE Interval bounds([[maybe_unused]] const Interval* row,\n"
+        "  static TANDEM_DEVICE Interval bounds([[maybe_unused]] const FunctionSequence& sequence,\n"
+        "                                       [[maybe_unused]] const Interval* row,\n"
         "                                       [[maybe_unused]] const Interval* key) {\n";
     for (std::size_t n = 0; n < nodes_.size(); ++n) {
       const FunctionNode& node = nodes_[n];

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu/function_numbers.hpp"
 #include "tandem/function.hpp"
 
 namespace tandem::gpu {
@@ -73,12 +74,14 @@ constexpr const char* reader_of(DType type) {
 class FunctionPrinter {
  public:
   /// Values are called `prefix` and their number; captured tensors are counted from `first_tensor`.
-  FunctionPrinter(const Function& f, char prefix, int first_tensor)
-      : FunctionPrinter(f, f.nodes(), prefix, first_tensor) {}
+  FunctionPrinter(const Function& f, const FunctionNumbers& numbers, char prefix, int first_tensor)
+      : FunctionPrinter(f, f.nodes(), numbers, prefix, first_tensor) {}
   /// `nodes` are those that are printed: the function's own, or all.
-  FunctionPrinter(const Function& f, std::span<const FunctionNode> nodes, char prefix, int first_tensor)
+  FunctionPrinter(const Function& f, std::span<const FunctionNode> nodes, const FunctionNumbers& numbers,
+                  char prefix, int first_tensor)
       : f_(f),
         nodes_(nodes),
+        numbers_(numbers),
         prefix_(prefix),
         first_tensor_(first_tensor),
         shapes_(nodes_.size()),
@@ -228,9 +231,16 @@ class FunctionPrinter {
     }
   }
 
+  /// A constant: a parameter, or in the text.
+  [[nodiscard]] std::string number(std::int16_t node) const {
+    if (numbers_.place_of(index(node)) < 0) return literal(at(node));
+    return fmt::format("sequence.params->numbers[{}].{}", numbers_.place_of(index(node)),
+                       at(node).type == FunctionType::real ? "real" : "integer");
+  }
+
   /// A value where it is read: in the function that makes a row, a key or a pair.
   [[nodiscard]] std::string use(std::int16_t node, Shape in) const {
-    if (at(node).op == FunctionOp::constant) return literal(at(node));
+    if (at(node).op == FunctionOp::constant) return number(node);
     if (at(node).op == FunctionOp::score) return "score";
     if (in != Shape::pair || shapes_[index(node)] == Shape::pair) return name(index(node));
     return (shapes_[index(node)] == Shape::key ? "key." : "row.") + name(index(node));
@@ -241,13 +251,14 @@ class FunctionPrinter {
   }
   /// Index d of an element as it is used.
   [[nodiscard]] std::string clamped(const FunctionNode& node, std::size_t d, Shape in) const {
-    return fmt::format("clamped<{}>(sequence.tensors[{}], {}, {})", bool{positive_[index(node.args[d])]},
-                       first_tensor_ + node.captured, d, use(node.args[d], in));
+    return fmt::format("clamped<{}>(sequence.params->tensors[{}], {}, {})",
+                       bool{positive_[index(node.args[d])]}, first_tensor_ + node.captured, d,
+                       use(node.args[d], in));
   }
   /// The part of a read element's address that the indices of `of` make; in it stands where `in` is made. The
   /// part of rows begins with the tensor's address.
   [[nodiscard]] std::string address(const FunctionNode& node, Shape of, Shape in) const {
-    const std::string tensor = fmt::format("sequence.tensors[{}]", first_tensor_ + node.captured);
+    const std::string tensor = fmt::format("sequence.params->tensors[{}]", first_tensor_ + node.captured);
     std::string text = of == Shape::row ? fmt::format("reinterpret_cast<i64>({}.data)", tensor) : "";
     for (std::size_t d = 0; d < node.args.size() && node.args[d] >= 0; ++d) {
       const std::int16_t a = node.args[d];
@@ -285,6 +296,8 @@ class FunctionPrinter {
                                     const std::string& b) const {
     const FunctionNode& divisor = at(node.args[1]);
     if (node.op == FunctionOp::divide) {
+      if (const int place = numbers_.place_of(index(node.args[1])); place >= 0)
+        return fmt::format("{} * sequence.params->reciprocals[{}]", a, place);
       const float factor = 1.0F / static_cast<float>(divisor.value);
       if (divisor.op != FunctionOp::constant || !std::isnormal(factor))
         return fmt::format("divide({}, {})", a, b);
@@ -373,6 +386,7 @@ class FunctionPrinter {
 
   const Function& f_;
   std::span<const FunctionNode> nodes_;
+  FunctionNumbers numbers_;
   char prefix_;
   int first_tensor_;
   std::vector<Shape> shapes_;

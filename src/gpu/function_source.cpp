@@ -18,8 +18,18 @@ namespace {
 
 static_assert(most_captured == static_cast<int>(Function::max_captured));
 
+/// The mask function's numbers have the first places, and what only gradients need the last ones: no other
+/// number's place depends on whether those are wanted.
+struct CallNumbers {
+  explicit CallNumbers(const CallFunctions& functions)
+      : mask(functions.mask, 0), score(functions.score, mask.end()) {}
+  FunctionNumbers mask;
+  FunctionNumbers score;
+};
+
 /// What the text of a function is made from, and nothing else of it. `wanted`: of which tensors' gradients.
-std::uint64_t digest_of(const Function& f, std::uint32_t wanted, std::uint64_t h) {
+std::uint64_t digest_of(const Function& f, const FunctionNumbers& numbers, std::uint32_t wanted,
+                        std::uint64_t h) {
   const auto add = [&h](const auto& value) {
     h = fnv1a({reinterpret_cast<const char*>(&value), sizeof value}, h);
   };
@@ -31,12 +41,15 @@ std::uint64_t digest_of(const Function& f, std::uint32_t wanted, std::uint64_t h
     add(g.slope);
   }
   add(f.kind());
-  for (const FunctionNode& node : differentiates ? f.all_nodes() : f.nodes()) {
+  const std::span<const FunctionNode> nodes = differentiates ? f.all_nodes() : f.nodes();
+  for (std::size_t n = 0; n < nodes.size(); ++n) {
+    const FunctionNode& node = nodes[n];
     add(node.op);
     add(node.type);
     add(node.args);
     add(node.captured);
-    add(node.value);
+    add(numbers.place_of(n));
+    if (numbers.place_of(n) < 0) add(node.value);
   }
   add(f.result());
   add(f.slope());
@@ -53,9 +66,9 @@ std::uint64_t digest_of(const Function& f, std::uint32_t wanted, std::uint64_t h
 Functions functions_config(const CallFunctions& functions) {
   if (!functions.given()) return {};
   std::uint64_t h = fnv_offset;
-  for (const Function* f : {functions.score, functions.mask}) {
-    if (f != nullptr) h = digest_of(*f, f == functions.score ? functions.gradients : 0, h);
-  }
+  const CallNumbers numbers(functions);
+  if (functions.score != nullptr) h = digest_of(*functions.score, numbers.score, functions.gradients, h);
+  if (functions.mask != nullptr) h = digest_of(*functions.mask, numbers.mask, 0, h);
   return {
       .digest = std::max<std::uint64_t>(h, 1),
       .score_function = functions.score != nullptr,
@@ -76,14 +89,15 @@ CallFunctions functions_of(const Problem& p) {
 
 std::string function_source(const CallFunctions& functions) {
   if (!functions.given()) return {};
+  const CallNumbers numbers(functions);
   std::vector<FunctionPrinter> printers;
   const bool differentiates = functions_config(functions).captured_gradients;
   if (differentiates) {
-    printers.push_back(GradientPrinter(*functions.score, 's', 0, functions.gradients));
+    printers.push_back(GradientPrinter(*functions.score, numbers.score, 's', 0, functions.gradients));
   } else if (functions.score != nullptr) {
-    printers.emplace_back(*functions.score, 's', 0);
+    printers.emplace_back(*functions.score, numbers.score, 's', 0);
   }
-  if (functions.mask != nullptr) printers.emplace_back(*functions.mask, 'm', most_captured);
+  if (functions.mask != nullptr) printers.emplace_back(*functions.mask, numbers.mask, 'm', most_captured);
   const auto all = [&](const char* separator, auto&& text_of) {
     std::string text;
     for (const FunctionPrinter& printer : printers) {
@@ -116,8 +130,10 @@ std::string function_source(const CallFunctions& functions) {
   text += fmt::format("    return {{{}, {}, {}}};\n  }}\n", scored ? printers.front().result() : "score",
                       scored ? printers.front().slope() : "1.0F",
                       functions.mask != nullptr ? printers.back().result() : "true");
-  if (differentiates) text += GradientPrinter(*functions.score, 's', 0, functions.gradients).text();
-  if (functions.mask != nullptr) text += BoundsPrinter(*functions.mask, 'm', most_captured).text();
+  if (differentiates)
+    text += GradientPrinter(*functions.score, numbers.score, 's', 0, functions.gradients).text();
+  if (functions.mask != nullptr)
+    text += BoundsPrinter(*functions.mask, numbers.mask, 'm', most_captured).text();
   return text + "};\n}  // namespace tandem::tile\n";
 }
 
@@ -169,6 +185,9 @@ FunctionParams function_params(const CallFunctions& functions) {
     }
     first += most_captured;
   }
+  const CallNumbers numbers(functions);
+  numbers.mask.set(params);
+  numbers.score.set(params);
   params.dropout.scale = 1.0F;
   if (const Dropout* const d = functions.dropout; d != nullptr) {
     params.dropout = {.threshold = d->threshold,

@@ -25,7 +25,7 @@ CallFunctions functions_of(const Problem& problem);
 
 /// What a kernel's Config says of them. Two calls have the same digest if their text is the same; it depends
 /// on the types and ranks of captured tensors, and whether strides have more than 32 bits, not on their sizes
-/// or memory. Allocates nothing.
+/// or memory, nor on numbers that are parameters (gpu/function_numbers). Allocates nothing.
 Functions functions_config(const CallFunctions& functions);
 
 /// The text that stands behind a kernel's source: tile::UserFunctions of the digest. Empty without functions

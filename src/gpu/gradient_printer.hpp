@@ -22,8 +22,9 @@ inline bool any_wanted(const Function& f, std::uint32_t wanted) {
 
 class GradientPrinter : public FunctionPrinter {
  public:
-  GradientPrinter(const Function& f, char prefix, int first_tensor, std::uint32_t wanted)
-      : FunctionPrinter(f, f.all_nodes(), prefix, first_tensor), leaves_(nodes_.size()) {
+  GradientPrinter(const Function& f, const FunctionNumbers& numbers, char prefix, int first_tensor,
+                  std::uint32_t wanted)
+      : FunctionPrinter(f, f.all_nodes(), numbers, prefix, first_tensor), leaves_(nodes_.size()) {
     for (std::size_t n = 0; n < nodes_.size(); ++n) {
       const FunctionOp op = nodes_[n].op;
       leaves_[n] = {op == FunctionOp::query, op == FunctionOp::key, op == FunctionOp::score};

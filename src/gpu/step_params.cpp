@@ -114,6 +114,9 @@ FunctionParams StepParams::functions(const Config& config) const {
   return functions;
 }
 
+// Drivers before CUDA 12.1 take 4 KB of parameters.
+static_assert(sizeof(WithCapturedGradients<WithAddresses<WithFunctions<BackwardParams>>>) <= 4096);
+
 /// What kernels with functions are launched with, and where gradients of captured tensors are wanted with
 /// those.
 template <typename Params, typename Make>

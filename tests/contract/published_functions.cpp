@@ -44,6 +44,14 @@ Captured time_stamps(std::int64_t count) {
   for (std::int64_t n = 0; n < count; ++n) c.values.push_back(1.7e12 + 1000.0 * static_cast<double>(n));
   return c;
 }
+/// A polynomial of the key with more numbers than a kernel takes as parameters.
+std::string polynomial() {
+  std::string text = "0.1";
+  for (int n = 1; n < 40; ++n) {
+    text = "add(mul(" + text + ", $0), " + std::to_string(0.3 - 0.017 * (n * 7 % 40)) + ")";
+  }
+  return "$0=mul(real(k), 0.007); add(s, " + text + ")";
+}
 /// Every fifth is NaN.
 Captured with_nan(std::int64_t count) {
   Captured c{.dtype = DType::f32, .shape = {count}};
@@ -79,6 +87,7 @@ std::vector<Named> published_masks() {
       {"prefix-LM", "", "or(lt(k, t0[b]), le(k, q))", {integers({2}, 1, 60)}},
       {"chunked", "", "and(le(k, q), eq(floordiv(k, 32), floordiv(q, 32)))"},
       {"shared prefix", "", "or(lt(k, 17), eq(mod(k, 4), mod(q, 4)))"},
+      {"shared prefix of other keys", "", "or(lt(k, 70), eq(mod(k, 4), mod(q, 4)))"},
       {"two-dimensional neighbourhood (NATTEN)", "",
        "and(le(abs(sub(floordiv(q, 12), floordiv(k, 12))), 2), le(abs(sub(mod(q, 12), mod(k, 12))), 3))"},
       {"tiles of a neighbourhood (STA)", "",
@@ -102,6 +111,8 @@ std::vector<Named> published_scores() {
   return {
       {"identity", "s", ""},
       {"scaled again", "mul(s, 1.5)", ""},
+      {"scaled by less", "mul(s, 0.37)", ""},  // with the kernel of the one before
+      {"scaled by a number below 0", "mul(s, -0.7)", ""},
       {"relative position", "add(s, real(sub(q, k)))", ""},
       {"ALiBi", "add(s, mul(t0[h], real(sub(k, q))))", "", {slopes()}},
       {"ALiBi by batch and head, aligned at the bottom right",
@@ -123,6 +134,7 @@ std::vector<Named> published_scores() {
        "",
        {reals({16, 4})}},
       {"causal by -inf", "where(le(k, q), s, -inf)", ""},
+      {"forty numbers", polynomial(), ""},
       {"gate by a sigmoid", "mul(s, sigmoid(add(s, t0[h])))", "", {reals({4})}},
       {"quadratic", "mul(s, s)", ""},
       {"absolute value", "neg(abs(s))", ""},

@@ -32,9 +32,11 @@ class FunctionKernels : public FakeDriver {
 
   /// The Config of the `n`-th function, whose kernel is then on the disk.
   ForwardConfig on_disk(int n) const {
+    return on_disk({.digest = static_cast<unsigned long long>(n) + 1, .score_function = true});
+  }
+  ForwardConfig on_disk(const Functions& functions) const {
     ForwardConfig config = config_of_calls();
-    config.functions.digest = static_cast<unsigned long long>(n) + 1;
-    config.functions.score_function = true;
+    config.functions = functions;
     KernelName name = kernel_name(Kernel::forward, config);
     name.architecture = architecture_of(properties(1));
     name.functions = function_source({.score = &function});
@@ -85,6 +87,23 @@ TEST_F(FunctionKernels, ADeviceThatCannotBeWaitedForKeepsThem) {
   driver->failing.clear();
   load(9000);
   EXPECT_EQ(count("cuModuleUnload"), most / 4);
+}
+
+/// As of a number that changes in each step of a training.
+TEST_F(FunctionKernels, OtherNumbersLoadNoOther) {
+  const auto load_of = [this](const char* text) {
+    const Function f = Function::parse(text, Function::Kind::score);
+    const Functions functions = functions_config({.score = &f});
+    loaded_kernel(1, Kernel::forward, on_disk(functions), {.score = &f});
+    return functions.digest;
+  };
+  const auto first = load_of("mul(s, 0.37)");
+  EXPECT_EQ(count("cuModuleLoadData"), 1);
+  EXPECT_EQ(load_of("mul(s, 0.38)"), first);
+  EXPECT_EQ(load_of("mul(s, -1e-3)"), first);
+  EXPECT_EQ(count("cuModuleLoadData"), 1);
+  EXPECT_NE(load_of("mul(s, 1.0)"), first);
+  EXPECT_EQ(count("cuModuleLoadData"), 2);
 }
 
 TEST_F(FunctionKernels, ThreadsThatLoadOneAtOnceLoadItOnce) {

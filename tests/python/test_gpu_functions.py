@@ -4,6 +4,7 @@ the formula in float64 than twice PyTorch's result in the same dtype."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,6 +187,30 @@ def test_other_tensors_of_a_function_take_the_compiled_kernel() -> None:
     first, second = (tandem.attention(q, k, v, bias=bias) for bias in biases)
     assert not torch.equal(first, second)
     assert torch.equal(first, tandem.attention(q, k, v, bias=biases[0]))
+
+
+def test_other_numbers_of_a_function_take_the_compiled_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A temperature that each step of a training changes, and a prefix: each has its own result."""
+    monkeypatch.setenv("TANDEM_CACHE_DIR", str(tmp_path))
+    inputs = [torch.randn(BATCH, n, HEADS, 64).to(torch.float16) for n in (QUERIES, KEYS, KEYS)]
+    compiled = set()
+    for temperature, prefix in ((0.37, 40), (0.38, 90), (-2.5, 7)):
+
+        def attention(*tensors: torch.Tensor, t: float = temperature, n: int = prefix) -> Any:
+            return tandem.attention(
+                *tensors,
+                score_mod=lambda s, b, h, i, j: s * torch.sigmoid(s * t) / t,
+                mask_mod=lambda b, h, i, j: (j < n) | (i >= j),
+            )
+
+        own = results(attention, inputs[0].cuda(), *(t.cuda() for t in inputs))
+        expected = results(attention, inputs[0], *inputs)
+        for result, of_cpu in zip(own, expected, strict=True):
+            assert (result.cpu() - of_cpu).abs().max().item() < 0.03 * of_cpu.abs().max().item()
+        compiled.add(len(list(tmp_path.iterdir())))
+    assert len(compiled) == 1 and compiled != {0}
 
 
 @pytest.mark.parametrize("head_dim", [64, 192])

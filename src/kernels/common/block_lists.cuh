@@ -116,9 +116,9 @@ struct ListMaker {
       take_ranges<Other, others>(t.sequence, t.head, (base + b) * others, t.others, other);
       Interval visible;
       if constexpr (Own::queries) {
-        visible = User::bounds(own, other);
+        visible = User::bounds(t.sequence, own, other);
       } else {
-        visible = User::bounds(other, own);
+        visible = User::bounds(t.sequence, other, own);
       }
       const u32 state = !visible.single() ? undecided : visible.low != 0 ? whole : hidden;
       if (lane == 0) ptx::store_shared(states + b, state);
@@ -204,7 +204,7 @@ TANDEM_KERNEL __launch_bounds__(list_threads, 1)
   const int first = t.m * C.tiling.block_m;
   const tile::BlockRange range =
       tile::BlockRange::of<C.tiling.block_n>(tile::visible_of<C.mask>(p, t), first, first + C.tiling.block_m);
-  const ListedTile tile{{p.functions.tensors, t.batch, p.rows_q, p.rows_k},
+  const ListedTile tile{{&p.functions, t.batch, p.rows_q, p.rows_k},
                         t.head,
                         first,
                         min(first + C.tiling.block_m, p.rows_q),
@@ -229,7 +229,7 @@ TANDEM_KERNEL __launch_bounds__(list_threads, 1)
                                  C.mask.local ? p.window_left : tile::Visibility::unbounded,
                                  C.mask.causal ? p.window_right : tile::Visibility::unbounded};
   const auto range = tile::QueryBlockRange::of<C.tiling.block_m>(visible, first, first + C.tile_keys());
-  const ListedTile tile{{p.functions.tensors, batch, p.rows_q, p.rows_k},
+  const ListedTile tile{{&p.functions, batch, p.rows_q, p.rows_k},
                         head,
                         first,
                         min(first + C.tile_keys(), p.rows_k),

@@ -27,8 +27,15 @@ struct CapturedTensor {
   int last[4];           ///< of each dimension, the largest index
 };
 
-/// Those of the score function, and behind them those of the mask function.
+/// Tensors that one function may capture.
 constexpr int most_captured = 16;
+
+/// A number of a function that its kernel's text does not have.
+union FunctionNumber {
+  float real;
+  int integer;
+};
+constexpr int most_numbers = 32;
 
 /// The key blocks of which a tile of queries sees any pair, or in the backward pass the query blocks of a
 /// tile of keys: a count, and behind it for each block, from the first on, twice its number, and 1 more if
@@ -53,9 +60,11 @@ struct DropoutParams {
 };
 
 struct FunctionParams {
-  CapturedTensor tensors[2 * most_captured];
-  BlockLists lists;  ///< read if the Config says so
+  CapturedTensor tensors[2 * most_captured];  ///< the score function's; the mask function's second half
+  BlockLists lists;                           ///< read if the Config says so
   DropoutParams dropout;
+  FunctionNumber numbers[most_numbers];  ///< by gpu/function_numbers
+  float reciprocals[most_numbers];       ///< of the real ones
 };
 
 /// Threads of a CTA of the kernels that make lists, one for each tile: groups of as many as a tile may have

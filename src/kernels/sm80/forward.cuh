@@ -197,7 +197,7 @@ TANDEM_DEVICE void Sm80Forward<C>::apply_functions(float (&s)[scores], const til
   if (full && !C.functions.score_function) return;
   const tile::FragmentPosition position(thread());
   tile::FunctionRows<C.functions> rows;
-  rows.own_sequence = {p.functions.tensors, t.index.batch, t.index.seqlen_q, t.index.seqlen_k};
+  rows.own_sequence = {&p.functions, t.index.batch, t.index.seqlen_q, t.index.seqlen_k};
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const tile::TileRow row = tile::row_at<C.tiling>(p, t.index, first_query(t, u), position.row(h));

@@ -21,9 +21,10 @@ namespace tandem::tile {
 ///
 /// and with a mask function, for lists of blocks:
 ///
-///   row_values, take_row()   the integers (the nearest of 32 bits) and booleans (0 or -1) that it keeps of a
-///   row key_values, take_key()   the same of a key bounds()                 the range of the mask function
-///   over ranges of those
+///   row_values, take_row()   the integers (the nearest of 32 bits) and booleans (0 or -1) that it keeps of
+///                            a row
+///   key_values, take_key()   likewise of a key
+///   bounds()                 the range of the mask function over ranges of those
 ///
 /// and where the gradients of what the score function reads are wanted, for each read g of such a tensor:
 ///
@@ -55,7 +56,7 @@ struct ElementPattern {
 
 /// A sequence, as functions see it.
 struct FunctionSequence {
-  const CapturedTensor* tensors;
+  const FunctionParams* params;
   i32 batch;
   i32 seqlen_q;
   i32 seqlen_k;
@@ -71,7 +72,7 @@ template <>
 struct UnsignedOf<i64> {
   using Type = u64;
 };
-/// Of an Int, which is i32 or i64.
+/// The unsigned type of an Int, which is i32 or i64.
 template <typename Int>
 using Unsigned = typename UnsignedOf<Int>::Type;
 
@@ -247,7 +248,7 @@ struct FunctionRows : DroppedRows<F.dropout, F.dropout_places> {
   template <Tiling T, typename Params>
   TANDEM_DEVICE void take_rows(const Params& p, const TileIndex& t, int first,
                                const FragmentPosition& position) {
-    own_sequence = {p.functions.tensors, t.batch, t.seqlen_q, t.seqlen_k};
+    own_sequence = {&p.functions, t.batch, t.seqlen_q, t.seqlen_k};
     if constexpr (F.block_lists) {
       own_list = list_of(p.functions.lists, t);
       own_left = listed_blocks(p.functions.lists, t).end;
@@ -301,7 +302,7 @@ struct FunctionKeys {
   /// `first` is the warpgroup's first key of the tile.
   template <typename Params, typename Tile>
   TANDEM_DEVICE void take_keys(const Params& p, const Tile& t, int first, const FragmentPosition& position) {
-    own_sequence = {p.functions.tensors, t.batch, t.visible.seqlen_q, t.visible.seqlen_k};
+    own_sequence = {&p.functions, t.batch, t.visible.seqlen_q, t.visible.seqlen_k};
 #pragma unroll
     for (int h = 0; h < 2; ++h) own_keys[h] = User::key(own_sequence, t.first_key + first + position.row(h));
   }

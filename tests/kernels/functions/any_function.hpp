@@ -27,7 +27,8 @@ struct AnyFunctions {
   /// Of a mask function; null without one.
   void (*take_row)(const void* row, i32* values) = nullptr;
   void (*take_key)(const void* key, i32* values) = nullptr;
-  Interval (*bounds)(const Interval* row, const Interval* key) = nullptr;
+  Interval (*bounds)(const tile::FunctionSequence& sequence, const Interval* row,
+                     const Interval* key) = nullptr;
   /// Where gradients of captured tensors are wanted.
   int gradients = 0;
   bool gradients_read_score = false;
@@ -86,8 +87,8 @@ struct UserFunctions<kernel_tests::any_digest> {
   static constexpr int key_values = kernel_tests::kept_values;
   static void take_row(const Row& row, i32* values) { kernel_tests::running->take_row(row.bytes, values); }
   static void take_key(const Key& key, i32* values) { kernel_tests::running->take_key(key.bytes, values); }
-  static Interval bounds(const Interval* row, const Interval* key) {
-    return kernel_tests::running->bounds(row, key);
+  static Interval bounds(const FunctionSequence& sequence, const Interval* row, const Interval* key) {
+    return kernel_tests::running->bounds(sequence, row, key);
   }
 };
 

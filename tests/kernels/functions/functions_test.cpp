@@ -147,9 +147,11 @@ const Named& published(const char* name);
 constexpr int window_queries = 300;
 constexpr int window_keys = 500;
 
-/// A sliding window of 20 keys, of more than one tile.
-Case sliding_window() {
+/// A sliding window of so many keys, of more than one tile: of any width it has the text of the published
+/// one.
+Case sliding_window(int width) {
   Case c = case_of(published("sliding window"), 64);
+  c.mask_function = "$0=sub(q, k); and(le(0, $0), lt($0, " + std::to_string(width) + "))";
   c.seqlen_q = window_queries;
   c.seqlen_k = window_keys;
   return c;
@@ -174,9 +176,10 @@ std::vector<unsigned int> seen_blocks(int tile, int tile_rows, int rows, int blo
   }
   return blocks;
 }
-bool in_window(int query, int key) {
-  return query >= key && query - key < 20;
+bool in_window(int query, int key, int width) {
+  return query >= key && query - key < width;
 }
+constexpr int widths[] = {20, 190};
 
 /// Lists as kernels wrote them: of each tile its length and entries, with room for all blocks.
 template <typename Expected>
@@ -196,24 +199,27 @@ int blocks_of(int rows, int block) {
 /// visited others would only be slower.
 TEST(EmulatedFunctions, ListsHaveTheBlocksThatAreSeen) {
   const EmulatedForward& kernel = function_forwards_of_lists().front();
-  const Case c = sliding_window();
-  Call call(c);
-  call.prepare(Pass::forward);
-  EmulatorRunner runner(kernel);
-  ASSERT_EQ(runner.refuses(c), "");
-  runner.forward(call);
-  const Tiling& tiling = kernel.config.tiling;
-  expect_lists(runner.lists, blocks_of(window_queries, tiling.block_m),
-               blocks_of(window_keys, tiling.block_n), [&](int m) {
-                 return seen_blocks(m, tiling.block_m, window_queries, tiling.block_n, window_keys,
-                                    in_window);
-               });
+  for (const int width : widths) {
+    const Case c = sliding_window(width);
+    Call call(c);
+    call.prepare(Pass::forward);
+    EmulatorRunner runner(kernel);
+    ASSERT_EQ(runner.refuses(c), "");
+    runner.forward(call);
+    const Tiling& tiling = kernel.config.tiling;
+    expect_lists(runner.lists, blocks_of(window_queries, tiling.block_m),
+                 blocks_of(window_keys, tiling.block_n), [&](int m) {
+                   return seen_blocks(m, tiling.block_m, window_queries, tiling.block_n, window_keys,
+                                      [&](int query, int key) { return in_window(query, key, width); });
+                 });
+  }
 }
 
 /// The lists of the backward pass of a sliding window, and its gradients once
 /// `change` has had them.
-testing::AssertionResult gradients_by_lists(const std::function<void(std::span<unsigned int>)>& change) {
-  Call call(sliding_window());
+testing::AssertionResult gradients_by_lists(int width,
+                                            const std::function<void(std::span<unsigned int>)>& change) {
+  Call call(sliding_window(width));
   const harness::Expected expected = harness::expect(call, Pass::backward);
   call.prepare(Pass::forward);
   tandem::forward(call.forward_args(), Execution{});
@@ -222,23 +228,25 @@ testing::AssertionResult gradients_by_lists(const std::function<void(std::span<u
   return harness::correct(call, Pass::backward, expected);
 }
 
-/// The same for the query blocks of a tile of keys.
+/// So are the query blocks of a tile of keys.
 TEST(EmulatedFunctions, BackwardListsHaveTheBlocksThatAreSeen) {
   const BackwardConfig& config = function_backwards_of_lists().front().config;
   const int keys = config.tile_keys();
   const int queries = config.tiling.block_m;
-  EXPECT_TRUE(gradients_by_lists([&](std::span<unsigned int> lists) {
-    expect_lists(lists, blocks_of(window_keys, keys), blocks_of(window_queries, queries), [&](int n) {
-      return seen_blocks(n, keys, window_keys, queries, window_queries,
-                         [](int key, int query) { return in_window(query, key); });
-    });
-  }));
+  for (const int width : widths) {
+    EXPECT_TRUE(gradients_by_lists(width, [&](std::span<unsigned int> lists) {
+      expect_lists(lists, blocks_of(window_keys, keys), blocks_of(window_queries, queries), [&](int n) {
+        return seen_blocks(n, keys, window_keys, queries, window_queries,
+                           [&](int key, int query) { return in_window(query, key, width); });
+      });
+    }));
+  }
 }
 
 /// A block that is not listed is not computed: without its last entry a list
 /// gives other gradients.
 TEST(EmulatedFunctions, BackwardVisitsWhatIsListedAlone) {
-  EXPECT_FALSE(gradients_by_lists([](std::span<unsigned int> lists) {
+  EXPECT_FALSE(gradients_by_lists(widths[0], [](std::span<unsigned int> lists) {
     ASSERT_GT(lists.front(), 1U);
     --lists.front();
   }));
@@ -249,7 +257,22 @@ const Named& published(const char* name) {
   return *std::ranges::find_if(all, [&](const Named& f) { return f.name == name; });
 }
 
-/// The same text with a mistake of each kind: a row's head, its query, a key, and the slope.
+/// Functions that differ in their numbers have one text, and each gives what its own numbers say.
+TEST(EmulatedFunctions, NumbersAreParameters) {
+  const Case first = case_of(published("softcap and prefix"), 64);
+  Case second = first;
+  second.score_function = "mul(tanh(div(s, 0.7)), 0.7)";
+  second.mask_function = "or(lt(k, 60), le(k, q))";
+  Case third = first;
+  third.score_function = "mul(tanh(div(s, -3.0)), -3.0)";
+  for (const Case& c : {first, second, third}) {
+    ASSERT_EQ(Fault::text_of(c), Fault::text_of(first));
+    EXPECT_TRUE(output_is_right(c, nullptr));
+    EXPECT_TRUE(gradients_with(c, nullptr));
+  }
+}
+
+/// The printed text with a mistake of each kind: a row's head, its query, a key, and the slope.
 TEST(EmulatedFunctions, WrongTextIsNoticed) {
   const Case alibi = case_of(published("ALiBi"), 64);
   EXPECT_TRUE(output_is_right(alibi, nullptr));

@@ -35,7 +35,9 @@ constexpr AnyFunctions any() {
       std::fill_n(values, kept_values, 0);
       User::take_key(*static_cast<const Key*>(key), values);
     };
-    f.bounds = [](const Interval* row, const Interval* key) { return User::bounds(row, key); };
+    f.bounds = [](const tile::FunctionSequence& sequence, const Interval* row, const Interval* key) {
+      return User::bounds(sequence, row, key);
+    };
   }
   if constexpr (requires { User::gradient_count(); }) {
     f.gradients = User::gradient_count();
