@@ -120,7 +120,7 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .cache_batch_idx = lengths_of(p.cache_batch_idx),
           .cache_batch = as_int(p.cache_batch),
           .part_out = parts.out,
-          .part_lse = parts.lse,
+          .part_sums = parts.sums,
           .split_ctas = parts.division.most_ctas,
           .part_rows = parts.division.part_rows,
           .split_blocks = parts.division.split_blocks,
@@ -227,7 +227,7 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     d.items = as_int(items);
     d.part_rows = as_int(blocks_of(rows.to_merge(p), combine_rows) * combine_rows);
     d.part_outputs = items * d.part_rows * tiling.head_dim_v;
-    d.part_lses = items * d.part_rows;
+    d.part_sums = items * d.part_rows;
     if (most_splits(p, tiling, split_size) > 1) d.combine_ctas = tiles * (d.part_rows / combine_rows) + 1;
   } else if (config.schedule.split) {
     const std::int64_t blocks = std::max<std::int64_t>(1, blocks_of(p.rows_k, tiling.block_n));
@@ -238,7 +238,7 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     d.few_ctas = as_int(sharing.few);
     d.least = as_int(sharing.least);
     d.part_outputs = partial_outputs(tiling, d.ctas);
-    d.part_lses = partial_lses(tiling, d.ctas);
+    d.part_sums = partial_sums(tiling, d.ctas);
     d.part_rows = as_int(TileRows(p, tiling).to_merge(p));
     // Each of them searches for its tile: many tiles have few each.
     const std::int64_t enough = std::int64_t{8} * multiprocessors;

@@ -25,8 +25,8 @@ LoadedMaps forward_maps(const Problem& problem, const Tiling& tiling);
 /// How a forward launch divides its work, and the room that partial results take.
 struct WorkDivision {
   int ctas = 0;  ///< as many as multiprocessors hold, or one a work item where there are fewer
-  std::int64_t part_outputs = 0;  ///< numbers of ForwardParams::part_out, and of part_lse
-  std::int64_t part_lses = 0;
+  std::int64_t part_outputs = 0;  ///< numbers of ForwardParams::part_out
+  std::int64_t part_sums = 0;
   std::int64_t combine_ctas = 0;  ///< of the kernel behind it, one without a tile; 0: nothing to merge
   int split_blocks = 0;           ///< as in ForwardParams
   int part_rows = 0;
@@ -40,7 +40,7 @@ WorkDivision divide_work(const Problem& problem, const ForwardConfig& config, in
 /// Where the partial results of splits go.
 struct SplitParts {
   float* out = nullptr;
-  float* lse = nullptr;
+  PartSum* sums = nullptr;
   WorkDivision division;
 };
 

@@ -61,7 +61,7 @@ SplitParts StepParams::split_parts() const {
   const auto& config = std::get<ForwardConfig>(steps_.config);
   if (!config.schedule.split && !config.schedule.invariant) return {};
   return {.out = w.at<float>(Region::part_out, memory_),
-          .lse = w.at<float>(Region::part_lse, memory_),
+          .sums = w.at<PartSum>(Region::part_sums, memory_),
           .division = divide_work(problem(), config, steps_.multiprocessors)};
 }
 

@@ -36,7 +36,7 @@ enum class Region : int {
   dk,  ///< one head's, where the caller wants none
   dv,
   part_out,  ///< partial results of splits (ForwardParams)
-  part_lse,
+  part_sums,
   block_lists
 };
 constexpr std::size_t regions_count = 25;

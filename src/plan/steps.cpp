@@ -100,7 +100,7 @@ void add_forward(Steps& steps, const ForwardConfig& config) {
   const gpu::WorkDivision work = gpu::divide_work(steps.problem, config, steps.multiprocessors);
   if (work.part_outputs > 0) {
     steps.workspace.take(Region::part_out, work.part_outputs * std::int64_t{sizeof(float)});
-    steps.workspace.take(Region::part_lse, work.part_lses * std::int64_t{sizeof(float)});
+    steps.workspace.take(Region::part_sums, work.part_sums * std::int64_t{sizeof(PartSum)});
   }
   if (config.functions.block_lists) {
     const gpu::ListedBlocks listed = gpu::listed_blocks(steps.problem, config.tiling);

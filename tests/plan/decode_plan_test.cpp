@@ -156,7 +156,7 @@ TEST(ForwardPlan, PartsOfGroupedHeadsHaveAPlaceForEachRow) {
   ASSERT_TRUE(c.schedule.split);
   const gpu::WorkDivision work = gpu::divide_work(p, c, 132);
   EXPECT_EQ(work.part_rows, 16);
-  EXPECT_EQ(work.part_lses, 2 * 8 * 4 * 16);  // sequences, KV heads, splits, rows
+  EXPECT_EQ(work.part_sums, 2 * 8 * 4 * 16);  // sequences, KV heads, splits, rows
   EXPECT_EQ(work.combine_ctas, 2 * 8 * (16 / combine_rows) + 1);
 }
 

@@ -281,12 +281,12 @@ TEST(ForwardPlan, PartsOfSplitsHaveAsManyPlacesAsThereAre) {
   EXPECT_EQ(work.ctas, 2 * 8 * 5);  // tiles, splits
   EXPECT_EQ(work.split_blocks, 8);
   EXPECT_EQ(work.part_rows, 4);
-  EXPECT_EQ(work.part_lses, 80 * 4);
+  EXPECT_EQ(work.part_sums, 80 * 4);
   EXPECT_EQ(work.part_outputs, 80 * 4 * 128);
   EXPECT_EQ(work.combine_ctas, 16 + 1);
   p.window_left = 100;
   p.window_right = 0;
-  EXPECT_EQ(gpu::divide_work(p, c, 132).part_lses,
+  EXPECT_EQ(gpu::divide_work(p, c, 132).part_sums,
             16 * 2 * 4);  // a window crosses one edge at most
 }
 

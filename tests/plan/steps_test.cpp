@@ -95,7 +95,7 @@ TEST(Steps, MixedCallsFoldTheHeadsOfWhatIsDequantised) {
   EXPECT_EQ(steps.sources[gpu::index_of(gpu::Loaded::k)]->dtype, DType::e4m3);
   EXPECT_EQ(steps.maps[gpu::index_of(gpu::Loaded::v)]->region, Region::v);
   // Keys and values, and two partial results of 16 rows for each of 32 CTAs: four tiles of 16 key blocks.
-  EXPECT_EQ(steps.workspace.bytes(), 2U * 2 * 1000 * 2 * 128 * 2 + 2 * 32 * 16 * (128 + 1) * 4);
+  EXPECT_EQ(steps.workspace.bytes(), 2U * 2 * 1000 * 2 * 128 * 2 + 2 * 32 * 16 * (128 + 2) * 4);
 }
 
 TEST(Steps, EightBitKeysOfFewQueriesAreReadInPlace) {

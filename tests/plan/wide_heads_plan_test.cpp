@@ -104,12 +104,12 @@ TEST(WideHeadsPlan, SharesOfPairsAreThoseOfClusters) {
   EXPECT_EQ(two.few_ctas, two.most_ctas);
   EXPECT_EQ(two.least, one.least);
   EXPECT_EQ(two.ctas, 64) << "64 blocks of each of two sequences, four a share";
-  EXPECT_EQ(two.part_lses, 2 * 64 * 64);
+  EXPECT_EQ(two.part_sums, 2 * 64 * 64);
   EXPECT_EQ(two.combine_ctas, one.combine_ctas);
   p.batch = 100;
   two = gpu::divide_work(p, c, 132);
   EXPECT_EQ(two.ctas, 132);
-  EXPECT_EQ(two.part_lses, 2 * 132 * 64);
+  EXPECT_EQ(two.part_sums, 2 * 132 * 64);
   EXPECT_EQ(gpu::divide_work(p, c, 5).ctas, 4) << "a multiprocessor is left over";
   p.batch = 1;
   p.rows_k = 100;

@@ -1,8 +1,8 @@
-// Merges the partial results of split-KV (tile/split.cuh): out = sum of w_i O_i / sum of w_i with
-// w_i = exp(LSE_i - max LSE), always in the same order, so that the bits are the same each time. A sink joins
-// the sum here. One CTA a row. Tiles that one CTA has computed whole are written already.
-// With a fixed split size parts are merged one behind the other instead, as tile/part_merge.cuh says, by one
-// warp a row.
+// Merges the partial results of split-KV (tile/split.cuh): out = sum of w_i O_i / sum of w_i sum_i with
+// w_i = 2^(reference_i - the largest), always in the same order, so that the bits are the same each time. A
+// sink joins the sum here. One CTA a row. Tiles that one CTA has computed whole are written already. With a
+// fixed split size parts are merged one behind the other instead, as tile/part_merge.cuh says, by one warp a
+// row.
 #pragma once
 
 #include "kernels/config/forward.hpp"
@@ -11,6 +11,12 @@
 #include "kernels/tile/split.cuh"
 
 namespace tandem {
+
+/// What a partial result says of a row.
+TANDEM_DEVICE PartSum sum_at(const PartSum* at) {
+  const ptx::Float2 sum = ptx::load_global(reinterpret_cast<const ptx::Float2*>(at));
+  return {sum.x, sum.y};
+}
 
 /// Writes a row, of which each lane has four columns of every 128.
 template <Tiling T, int vectors>
@@ -99,44 +105,38 @@ struct CombineRow {
     }
   }
 
-  /// Finds the partial results' weights, and returns their sum. They are relative to `base`, the largest LSE
-  /// or `sink`; `seen`: some LSE is not -inf. The CTA meets within.
-  TANDEM_DEVICE float find_weights(float sink, float& base, bool& seen) {
-    float lse[shares];
-    float own = -ptx::infinity();
+  /// Finds the partial results' weights, and returns the row's sum. Both are relative to the largest
+  /// reference. The CTA meets within.
+  TANDEM_DEVICE tile::RowSum find_weights() {
+    float reference[shares];
+    tile::PartMerge own;
 #pragma unroll
     for (int k = 0; k < shares; ++k) {
       const u32 i = static_cast<u32>(thread + k * threads);
-      lse[k] = i < count ? ptx::load_written(p.part_lse + place(i)) : -ptx::infinity();
+      const PartSum part = i < count ? sum_at(p.part_sums + place(i)) : PartSum{-ptx::infinity(), 0.0F};
+      reference[k] = part.reference;
+      own.take(part);
     }
+    float top = own.reference;
 #pragma unroll
-    for (int k = 0; k < shares; ++k) own = ptx::fmax(own, lse[k]);
-#pragma unroll
-    for (int d = 1; d < warp_size; d *= 2) own = ptx::fmax(own, ptx::shuffle_xor(own, d));
-    if (lane == 0) ptx::store_shared(shared.largest + thread / warp_size, own);
+    for (int d = 1; d < warp_size; d *= 2) top = ptx::fmax(top, ptx::shuffle_xor(top, d));
+    if (lane == 0) ptx::store_shared(shared.largest + thread / warp_size, top);
     ptx::sync_block();
-    float top = ptx::load_shared(shared.largest);
 #pragma unroll
-    for (int w = 1; w < combine_rows; ++w) top = ptx::fmax(top, ptx::load_shared(shared.largest + w));
-    seen = top != -ptx::infinity();
-    base = seen || sink != -ptx::infinity() ? ptx::fmax(top, sink) : 0.0F;
-    float total = 0.0F;
+    for (int w = 0; w < combine_rows; ++w) top = ptx::fmax(top, ptx::load_shared(shared.largest + w));
 #pragma unroll
     for (int k = 0; k < shares; ++k) {
-      const float weight = ptx::exp2((lse[k] - base) * tile::log2_e);
-      ptx::store_shared(shared.weights + thread + k * threads, weight);
-      total += weight;
+      ptx::store_shared(shared.weights + thread + k * threads, tile::RowSum::worth(reference[k], top));
     }
+    float total = own.sum * tile::RowSum::worth(own.reference, top);
 #pragma unroll
     for (int d = 1; d < warp_size; d *= 2) total += ptx::shuffle_xor(total, d);
     if (lane == 0) ptx::store_shared(shared.totals + thread / warp_size, total);
     ptx::sync_block();
-    total = ptx::exp2((sink - base) * tile::log2_e);
+    total = ptx::load_shared(shared.totals);
 #pragma unroll
-    for (int w = 0; w < combine_rows; ++w) total += ptx::load_shared(shared.totals + w);
-    // A NaN is not the largest, but is in the sum.
-    seen = seen || total != total;
-    return total;
+    for (int w = 1; w < combine_rows; ++w) total += ptx::load_shared(shared.totals + w);
+    return {{top, total}};
   }
 
   /// Adds up this group's partial results, and hands the sum to the CTA.
@@ -174,16 +174,12 @@ struct CombineRow {
     if (count > 0) load(0, parts);
     const float sink =
         p.sink != nullptr ? ptx::load_global(p.sink + own.head * p.sink_stride) : -ptx::infinity();
-    float base = 0.0F;
-    bool seen = false;
-    const float total = find_weights(sink, base, seen);
+    const tile::RowSum row_sum = find_weights();
     add_parts(parts);
-    const float factor = seen ? ptx::reciprocal(total) : 0.0F;
+    float factor = 0.0F;
+    const float lse = row_sum.finish(sink != -ptx::infinity(), sink * tile::log2_e, factor);
     tile::Output<C.tiling> output{{}, p, 0, 0};
-    if (thread == 0) {
-      output.store_lse(t, own.query, own.head,
-                       seen ? base + ptx::log2(total) * tile::ln_2 : -ptx::infinity());
-    }
+    if (thread == 0) output.store_lse(t, own.query, own.head, lse);
     auto* const out = output.out_row(t, own.query, own.head);
 #pragma unroll
     for (int c = 0; c < columns; ++c) {
@@ -215,7 +211,7 @@ TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileInde
 #pragma unroll 4
   for (u32 i = count; i > 0; --i) {
     const i64 place = static_cast<i64>(first + i - 1) * p.part_rows + row;
-    const tile::PartMerge::Weights w = merge.take(ptx::load_written(p.part_lse + place));
+    const tile::PartMerge::Weights w = merge.take(sum_at(p.part_sums + place));
 #pragma unroll
     for (int v = 0; v < vectors; ++v) {
       const int col = min(v * 128 + lane * 4, C.tiling.head_dim_v - 4);
@@ -230,7 +226,7 @@ TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileInde
   const bool has_sink = p.sink != nullptr;
   const float sink = has_sink ? ptx::load_global(p.sink + own.head * p.sink_stride) : 0.0F;
   float factor = 0.0F;
-  const float lse = merge.finish(has_sink, sink, factor);
+  const float lse = merge.finish(has_sink, sink * tile::log2_e, factor);
   if (factor == 0.0F) {
 #pragma unroll
     for (int v = 0; v < vectors; ++v) sum[v] = {0.0F, 0.0F, 0.0F, 0.0F};

@@ -190,11 +190,18 @@ constexpr int combine_shared_bytes(const ForwardConfig& c) {
   return 4 * (combine_parts + 2 * combine_rows + combine_groups(c.tiling.head_dim_v) * c.tiling.head_dim_v);
 }
 
-/// Numbers of the partial results of `ctas` CTAs: O of two tiles each, and their LSE.
+/// What a partial result says of a row: the reference of its exponentials (logarithm to base 2), and their
+/// sum. An LSE has no room for the sum's logarithm beside a far reference. Of a row that has seen nothing but
+/// -inf the reference is -inf and the sum below 0, of one that has seen no key 0.
+struct alignas(8) PartSum {
+  float reference;
+  float sum;
+};
+/// Numbers of the partial results of `ctas` CTAs: O of two tiles each, and sums of their rows.
 constexpr long long partial_outputs(const Tiling& t, int ctas) {
   return 2LL * ctas * t.block_m * t.head_dim_v;
 }
-constexpr long long partial_lses(const Tiling& t, int ctas) {
+constexpr long long partial_sums(const Tiling& t, int ctas) {
   return 2LL * ctas * t.block_m;
 }
 
@@ -252,12 +259,12 @@ struct ForwardParams {
   PageTable pages;                         ///< read if the Config's keys are pages
   LengthArray leftpad_k, cache_batch_idx;  ///< read if they are entries, the first behind padding too
   int cache_batch;                         ///< entries of k and v
-  float* part_out;  ///< partial results of splits: two of each CTA, (block_m, head_dim_v of the Config)
-  float* part_lse;  ///< (block_m) of each
-  int split_ctas;   ///< CTAs of the grid, or with `pairs` clusters
-  int part_rows;    ///< rows of a tile that `combine` merges; with a split size, a multiple of combine_rows
-  // Read if the Config is invariant. part_out and part_lse then have a place of part_rows rows for each part;
-  // without split, part_out has merged_numbers() for each CTA instead.
+  float* part_out;     ///< partial results of splits: two of each CTA, (block_m, head_dim_v of the Config)
+  PartSum* part_sums;  ///< (block_m) of each
+  int split_ctas;      ///< CTAs of the grid, or with `pairs` clusters
+  int part_rows;  ///< rows of a tile that `combine` merges; with a split size, a multiple of combine_rows
+  // Read if the Config is invariant. part_out and part_sums then have a place of part_rows rows for each
+  // part; without split, part_out has merged_numbers() for each CTA instead.
   int split_blocks;  ///< key blocks of a split; with splits of any size, CTAs of `combine` a tile
   // Read with heads_as_rows: 64 rows are row_heads heads of each of row_queries queries, as far as these go.
   int group;  ///< query heads that share keys

@@ -18,6 +18,8 @@ struct Functions {
 
   constexpr bool operator==(const Functions&) const = default;
   [[nodiscard]] constexpr bool given() const { return digest != 0; }
+  /// Whether they may hide pairs: what a query sees is known of each pair alone.
+  [[nodiscard]] constexpr bool hide() const { return score_function || mask_function; }
 };
 
 /// A tensor that functions read.

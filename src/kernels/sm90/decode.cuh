@@ -266,18 +266,21 @@ TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, float (&o)
   all.sum[0] = lane % 4 == 0 ? total : 0.0F;
   const tile::TileRow at = tile::row_of<C.tiling>(p, t.index, row);
   const bool used = at.query < t.index.seqlen_q;
+  if (used && t.visible.sees_key(at.query)) all.set_infinite(0);
   const bool whole = !C.schedule.split || t.part == tile::whole_tile;
   const bool has_sink = whole && p.sink != nullptr;
   const float sink = has_sink ? ptx::load_global(p.sink + at.head * p.sink_stride) : 0.0F;
   float factor = 0.0F;
-  float lse = all.finish(0, has_sink, sink * tile::log2_e, factor);
+  const tile::RowSum own = all.row(0);
+  float lse = own.finish(has_sink, sink * tile::log2_e, factor);
+  if (!whole) factor = own.has_seen_nothing() ? 0.0F : 1.0F;
   if (!used) {  // past the end: whatever was computed there is no result
     factor = 0.0F;
     lse = -ptx::infinity();
   }
   if (lane % 8 == 0) {
     if (!whole) {
-      if (used) ptx::store_global(p.part_lse + static_cast<i64>(t.part) * decode_rows + row, lse);
+      if (used) ptx::store_global<PartSum>(p.part_sums + static_cast<i64>(t.part) * decode_rows + row, own);
     } else if (at.query < t.index.end_q) {
       tile::Output<C.tiling>{{}, p, 0, 0}.store_lse(t.index, at.query, at.head, lse);
     }

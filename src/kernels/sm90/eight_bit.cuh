@@ -37,7 +37,7 @@ TANDEM_DEVICE void EightBitConsumer<C>::store(const tile::QueryTile& t, float (&
     finished.sum[h] = softmax.sum[h];
     // In s8 a query's NaN is known from its marker or scale, even if the query sees no key: then out is 0.
     const int query = t.index.m * C.tiling.block_m + warpgroup * 64 + position.row(h);
-    if (C.qk == OperandType::s8 && t.visible.first_key(query) >= t.visible.end_key(query)) {
+    if (C.qk == OperandType::s8 && !t.visible.sees_key(query)) {
       finished.reference[h] = -ptx::infinity();
       finished.sum[h] = 0.0F;
 #pragma unroll

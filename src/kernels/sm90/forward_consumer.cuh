@@ -174,8 +174,9 @@ struct ForwardConsumer : tile::KeyScale<C.converts()>, tile::FunctionRows<C.func
     }
   }
   /// The epilogue.
-  TANDEM_DEVICE void store(const tile::TileIndex& t, float (&o)[outputs], const tile::OnlineSoftmax& softmax,
+  TANDEM_DEVICE void store(const tile::TileIndex& t, float (&o)[outputs], tile::OnlineSoftmax& softmax,
                            int part, bool opens, bool closes) {
+    if constexpr (!C.functions.hide()) tile::find_infinite<C.mask>(softmax, output, t);
     if constexpr (C.converts()) {
       const float v_scale = tile::scale_of(p.v_scale, p, t);
 #pragma unroll

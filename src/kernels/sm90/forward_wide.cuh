@@ -283,6 +283,7 @@ struct WideOutput {
       softmax.sum[h] = thread % 4 == 0 ? sum : 0.0F;  // a quad has it once
     }
     release(shared.exchange.sum_ring, sum_at);
+    tile::find_infinite<C.mask>(softmax, output, t.index);
     if (C.schedule.split && t.part != tile::whole_tile) {
       output.store_part(t.index, o, softmax, t.part);
     } else if constexpr (C.schedule.invariant) {

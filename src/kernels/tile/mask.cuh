@@ -20,6 +20,7 @@ struct Visibility {
   TANDEM_DEVICE int end_key(int query) const {
     return right == unbounded ? seqlen_k : min(seqlen_k, query + seqlen_k - seqlen_q + right + 1);
   }
+  TANDEM_DEVICE bool sees_key(int query) const { return first_key(query) < end_key(query); }
   /// Queries [first_query, end_query) see `key`, provided that query and key are in use.
   TANDEM_DEVICE int first_query(int key) const {
     return right == unbounded ? 0 : max(0, key - seqlen_k + seqlen_q - right);

@@ -1,6 +1,6 @@
 // The epilogue of the forward kernels: from a warpgroup's accumulators to out and LSE in global memory.
 // Every forward kernel ends in Output::store or store_empty, or, where it computes a part of a tile's keys,
-// in store_part or store_empty_part: f32 and LSE for the kernel `combine`. Where it computes all parts of a
+// in store_part or store_empty_part: f32 and sums for the kernel `combine`. Where it computes all parts of a
 // tile one behind the other, store_merged takes them.
 #pragma once
 
@@ -8,10 +8,9 @@
 #include "kernels/ptx/eight_bit.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/tile/part_merge.cuh"
-#include "kernels/tile/scheduler.cuh"
 #include "kernels/tile/select.cuh"
 #include "kernels/tile/softmax.cuh"
-#include "kernels/tile/split.cuh"
+#include "kernels/tile/walk.cuh"
 
 namespace tandem::tile {
 
@@ -165,8 +164,8 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store(const TileIndex& t, floa
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int query = query_of(t, position.row(h));
-    float lse = softmax.finish(h, has_sink,
-                               T.heads_as_rows ? sink_of(t, position.row(h)) * log2_e : sink_log2, factor[h]);
+    float lse = softmax.row(h).finish(
+        has_sink, T.heads_as_rows ? sink_of(t, position.row(h)) * log2_e : sink_log2, factor[h]);
     if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
       factor[h] = 0.0F;
       lse = -ptx::infinity();
@@ -266,7 +265,7 @@ TANDEM_DEVICE i64 Output<T, invariant, columns>::part_row(int part, int row) con
   return static_cast<i64>(part) * (invariant ? p.part_rows : T.block_m) + row;
 }
 
-/// Writes the normalised O of a part of the keys and its LSE, without the sink.
+/// Writes O of a part of the keys and the sums of its rows, without the sink.
 template <Tiling T, bool invariant, int columns>
 TANDEM_DEVICE void Output<T, invariant, columns>::store_part(const TileIndex& t, float (&o)[outputs],
                                                              const OnlineSoftmax& softmax, int part) {
@@ -275,13 +274,15 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_part(const TileIndex& t,
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = warpgroup * 64 + position.row(h);
-    float factor = 0.0F;
-    const float lse = softmax.finish(h, false, 0.0F, factor);
-    const bool empty = factor == 0.0F;  // O is then 0, whatever a NaN in V has made of it
+    const RowSum own = softmax.row(h);
+    const bool empty = own.has_seen_nothing();  // O is then 0, whatever a NaN in V has made of it
+    // A product, since stores of accumulators as they are make ptxas serialise kernels that convert keys.
+    float factor[1] = {empty ? 0.0F : 1.0F};
+    ptx::pin_registers(factor);
     const int query = T.heads_as_rows ? query_of(t, position.row(h)) : t.m * T.block_m + row;
     const bool used = query < t.seqlen_q;
     const i64 at = part_row(part, row);
-    if (column == 0 && used && quad_lane == 0) ptx::store_global(p.part_lse + at, lse);
+    if (column == 0 && used && quad_lane == 0) ptx::store_global<PartSum>(p.part_sums + at, own);
     float* const out = p.part_out + at * T.head_dim_v + column + 8 * quad_lane;
 #pragma unroll
     for (int g = 0; g < columns / 32; ++g) {
@@ -290,8 +291,8 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_part(const TileIndex& t,
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int i = 4 * (4 * g + j) + 2 * h;
-        even[j] = empty ? 0U : ptx::bits_of(o[i] * factor);
-        odd[j] = empty ? 0U : ptx::bits_of(o[i + 1] * factor);
+        even[j] = empty ? 0U : ptx::bits_of(o[i] * factor[0]);
+        odd[j] = empty ? 0U : ptx::bits_of(o[i + 1] * factor[0]);
       }
       transpose_quad(even, quad_lane);
       transpose_quad(odd, quad_lane);
@@ -303,13 +304,13 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_part(const TileIndex& t,
   }
 }
 
-/// The same of keys that no query of the tile sees: an LSE of -inf and an O of 0.
+/// Writes a part of the keys of which no query of the tile sees any: no sum, and an O of 0.
 template <Tiling T, bool invariant, int columns>
 TANDEM_DEVICE void Output<T, invariant, columns>::store_empty_part(const TileIndex& t, int part) {
   const int rows =
       T.heads_as_rows ? rows_until(t, t.seqlen_q) : min(64, t.seqlen_q - t.m * T.block_m - warpgroup * 64);
   const i64 at = part_row(part, warpgroup * 64);
-  if (thread < rows) ptx::store_global(p.part_lse + at + thread, -ptx::infinity());
+  if (thread < rows) ptx::store_global<PartSum>(p.part_sums + at + thread, PartMerge());
   auto* const words = reinterpret_cast<ptx::Vec4*>(p.part_out + at * T.head_dim_v);
   for (int i = thread; i < rows * (T.head_dim_v / 4); i += warpgroup_size) {
     ptx::store_global(words + i, ptx::Vec4{0, 0, 0, 0});
@@ -333,20 +334,24 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_merged(const TileIndex& 
   PartMerge rows[2];
   if (!opens) {
     const ptx::Float4 state = ptx::load_global(kept + vectors * warpgroup_size);
-    rows[0] = {state.x, state.y};
-    rows[1] = {state.z, state.w};
+    rows[0] = PartMerge(state.x, state.y);
+    rows[1] = PartMerge(state.z, state.w);
   }
-  float factor[2];
+  bool empty[2];
   PartMerge::Weights weights[2];
 #pragma unroll
-  for (int h = 0; h < 2; ++h) weights[h] = rows[h].take(softmax.finish(h, false, 0.0F, factor[h]));
+  for (int h = 0; h < 2; ++h) {
+    const RowSum own = softmax.row(h);
+    empty[h] = own.has_seen_nothing();
+    weights[h] = rows[h].take(own);
+  }
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
     ptx::Float4 before{0.0F, 0.0F, 0.0F, 0.0F};
     if (!opens) before = ptx::load_global(kept + v * warpgroup_size);
     float(&each)[4] = reinterpret_cast<float(&)[4]>(o[4 * v]);
-    // A row that sees none of the keys has a factor of 0, and an O of 0 whatever a NaN in V has made of it.
-    const auto part = [&](int i) { return factor[i / 2] == 0.0F ? 0.0F : each[i] * factor[i / 2]; };
+    // A row that sees none of the keys has an O of 0, whatever a NaN in V has made of it.
+    const auto part = [&](int i) { return empty[i / 2] ? 0.0F : each[i]; };
     each[0] = PartMerge::add(before.x, part(0), weights[0]);
     each[1] = PartMerge::add(before.y, part(1), weights[0]);
     each[2] = PartMerge::add(before.z, part(2), weights[1]);
@@ -355,17 +360,19 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_merged(const TileIndex& 
   }
   if (!closes) {
     ptx::store_global(kept + vectors * warpgroup_size,
-                      {rows[0].maximum, rows[0].total, rows[1].maximum, rows[1].total});
+                      {rows[0].reference, rows[0].sum, rows[1].reference, rows[1].sum});
     return;
   }
   const FragmentPosition position(thread);
+  float factor[2];
   const bool has_sink = p.sink != nullptr;
   const float sink =
       (T.heads_as_rows ? false : has_sink) ? ptx::load_global(p.sink + t.head * p.sink_stride) : 0.0F;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int query = query_of(t, position.row(h));
-    float lse = rows[h].finish(has_sink, T.heads_as_rows ? sink_of(t, position.row(h)) : sink, factor[h]);
+    float lse =
+        rows[h].finish(has_sink, (T.heads_as_rows ? sink_of(t, position.row(h)) : sink) * log2_e, factor[h]);
     if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
       factor[h] = 0.0F;
       lse = -ptx::infinity();

@@ -1,6 +1,8 @@
 // Online softmax over the rows that a thread shares with its quad (four lanes hold a row).
 #pragma once
 
+#include "kernels/config/forward.hpp"
+#include "kernels/ptx/eight_bit.cuh"
 #include "kernels/ptx/trace.cuh"
 #include "kernels/tile/fragment.cuh"
 
@@ -9,11 +11,42 @@ namespace tandem::tile {
 constexpr float log2_e = 1.4426950408889634F;
 constexpr float ln_2 = 0.6931471805599453F;
 
+/// A row's exponentials, 2^(logit - reference): all of them, or those of a part of the keys.
+struct RowSum : PartSum {
+  [[nodiscard]] TANDEM_DEVICE bool has_seen_nothing() const {
+    return reference == -ptx::infinity() && sum <= 0.0F;
+  }
+  /// 2^(a - b), 1 where both are -inf.
+  static TANDEM_DEVICE float worth(float a, float b) { return a == b ? 1.0F : ptx::exp2(a - b); }
+
+  /// Returns the row's LSE (natural logarithm), and in `factor` the number by which the output must be
+  /// multiplied. A sink (logarithm to base 2) joins the sum. A row that has seen no key gets -inf and 0, as
+  /// has one with a sink that has seen nothing but -inf. Without a sink that one gets NaN.
+  TANDEM_DEVICE float finish(bool has_sink, float sink_log2, float& factor) const {
+    if (has_seen_nothing()) {
+      const bool infinite = sum < 0.0F && !has_sink;
+      factor = infinite ? ptx::quiet_nan() : 0.0F;
+      return infinite ? ptx::quiet_nan() : -ptx::infinity();
+    }
+    const float old_shift = reference == -ptx::infinity() ? 0.0F : reference;
+    float new_shift = old_shift;
+    float worth = 1.0F;
+    float total = sum;
+    if (has_sink) {
+      new_shift = ptx::fmax(old_shift, sink_log2);
+      worth = ptx::exp2(old_shift - new_shift);
+      total = total * worth + ptx::exp2(sink_log2 - new_shift);
+    }
+    factor = worth * ptx::reciprocal(total);
+    return (new_shift + ptx::log2(total)) * ln_2;
+  }
+};
+
 /// Two rows a thread (h = 0, 1). Exponentials are 2^(score * scale_log2 - reference). With lazy rescaling the
 /// reference is the running maximum of an earlier block, otherwise of this one.
 struct OnlineSoftmax {
   float reference[2];  ///< -inf: no key has been seen
-  float sum[2];        ///< of this thread's columns; the quad's sums meet in finish
+  float sum[2];        ///< of this thread's columns; the quad's sums meet in finish. Below 0: set_infinite
 
   TANDEM_DEVICE OnlineSoftmax() {
 #pragma unroll
@@ -26,6 +59,29 @@ struct OnlineSoftmax {
   /// What is subtracted in the exponent: 0 where no key has been seen, so that -inf - -inf never arises.
   static TANDEM_DEVICE float shift(float reference) {
     return reference == -ptx::infinity() ? 0.0F : reference;
+  }
+
+  /// From here on the reference's rounding, which every exponent of the row has in it, may exceed 4, and soon
+  /// what 2^x has room for in 16 bits, or at all.
+  static constexpr float far = 0x1p27F;
+
+  /// What the exponents of both rows subtract; the scores of far rows become relative to their reference, and
+  /// the subtrahend 0. The scaled scores are rounded as the reference was, so that the largest exponent is 0;
+  /// a logit is not known better. Almost no row is far. All lanes of a warp call.
+  template <int n>
+  TANDEM_DEVICE void bring_near(float (&s)[n], float (&subtract)[2], float scale_log2) const {
+    subtract[0] = shift(reference[0]);
+    subtract[1] = shift(reference[1]);
+    const auto is_far = [](float x) { return ptx::abs(x) >= far; };
+    if (!ptx::any_lane(is_far(subtract[0]) || is_far(subtract[1]))) return;
+    const float inverse = ptx::reciprocal(scale_log2);
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const float x = subtract[i / 2 % 2];
+      if (is_far(x)) s[i] = (ptx::multiply(s[i], scale_log2) - x) * inverse;
+    }
+#pragma unroll
+    for (float& x : subtract) x = is_far(x) ? 0.0F : x;
   }
 
   /// Raises the references to the scores' maxima. `rescale[h]` is the factor by which the row's earlier sums
@@ -70,10 +126,17 @@ struct OnlineSoftmax {
   /// them if the source has them in this order; written one loop after the other, they stay in sequence.
   template <int n, typename Beside>
   TANDEM_DEVICE void exponentials(float (&s)[n], float (&total)[2], float scale_log2, Beside beside) const {
+    float subtract[2];
+    bring_near(s, subtract, scale_log2);
+    exponentials(s, total, subtract, scale_log2, beside);
+  }
+  /// The exponentials of scores that `bring_near` has seen.
+  template <int n, typename Beside>
+  static TANDEM_DEVICE void exponentials(float (&s)[n], float (&total)[2], const float (&subtract)[2],
+                                         float scale_log2, Beside beside) {
     static_assert(n % 8 == 0);
     ptx::trace(TraceEvent::exponentials);
     constexpr int size = n / 4;
-    const float subtract[2] = {shift(reference[0]), shift(reference[1])};
     float chain[4] = {0.0F, 0.0F, 0.0F, 0.0F};
 #pragma unroll
     for (int i = 0; i < size; ++i) s[i] = ptx::fma(s[i], scale_log2, -subtract[i / 2 % 2]);
@@ -151,26 +214,14 @@ struct OnlineSoftmax {
     return true;
   }
 
-  /// Returns the row's LSE (natural logarithm), and in `factor` the number by which the output must be
-  /// multiplied. A sink (logarithm to base 2) joins the sum. A row that has seen no key gets -inf and 0.
-  TANDEM_DEVICE float finish(int h, bool has_sink, float sink_log2, float& factor) const {
-    float total = sum[h];
-    total += ptx::shuffle_xor(total, 1);
-    total += ptx::shuffle_xor(total, 2);
-    if (reference[h] == -ptx::infinity() && total == 0.0F) {
-      factor = 0.0F;
-      return -ptx::infinity();
-    }
-    const float old_shift = shift(reference[h]);
-    float new_shift = old_shift;
-    float worth = 1.0F;
-    if (has_sink) {
-      new_shift = ptx::fmax(old_shift, sink_log2);
-      worth = ptx::exp2(old_shift - new_shift);
-      total = total * worth + ptx::exp2(sink_log2 - new_shift);
-    }
-    factor = worth * ptx::reciprocal(total);
-    return (new_shift + ptx::log2(total)) * ln_2;
+  /// Says of a row whose scores were all -inf that its query sees a key.
+  TANDEM_DEVICE void set_infinite(int h) {
+    if (reference[h] == -ptx::infinity() && sum[h] == 0.0F) sum[h] = -1.0F;
+  }
+
+  /// What the quad has of a row.
+  [[nodiscard]] TANDEM_DEVICE RowSum row(int h) const {
+    return {{reference[h], sum_of_quad(sum[h])}};
   }
 };
 

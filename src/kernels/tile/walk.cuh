@@ -4,6 +4,7 @@
 #include "kernels/tile/mask.cuh"
 #include "kernels/tile/scheduler.cuh"
 #include "kernels/tile/select.cuh"
+#include "kernels/tile/softmax.cuh"
 #include "kernels/tile/split.cuh"
 
 namespace tandem::tile {
@@ -34,6 +35,19 @@ TANDEM_DEVICE Visibility visible_of(const ForwardParams& p, const TileIndex& t) 
   }
   return {t.seqlen_q, t.seqlen_k, M.local ? p.window_left : Visibility::unbounded,
           M.causal ? p.window_right : Visibility::unbounded};
+}
+
+/// Tells the softmax which rows of an Output see a key although their scores were all -inf: a softmax of -inf
+/// is NaN. All lanes of a warp call.
+template <Mask M, typename Output>
+TANDEM_DEVICE void find_infinite(OnlineSoftmax& softmax, const Output& output, const TileIndex& t) {
+  if (!ptx::any_lane(softmax.has_unseeing())) return;
+  const Visibility visible = visible_of<M>(output.p, t);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int query = output.query_of(t, FragmentPosition(output.thread).row(h));
+    if (query < t.seqlen_q && visible.sees_key(query)) softmax.set_infinite(h);
+  }
 }
 
 /// The tiles of this CTA, one after another. Producer and consumers walk the same ones.

@@ -310,17 +310,17 @@ void EmulatorRunner::forward(Call& call) {
       p, kernel_.config, static_cast<int>(split ? split_blocks : blocks) / ctas_per_sm(kernel_.config));
   // NaN: nothing may be read that no CTA has written.
   std::vector<float> part_out(static_cast<std::size_t>(work.part_outputs), std::nanf(""));
-  std::vector<float> part_lse(static_cast<std::size_t>(work.part_lses), std::nanf(""));
+  std::vector<PartSum> part_sums(static_cast<std::size_t>(work.part_sums), {std::nanf(""), std::nanf("")});
   emulator::Options merging = options;
   if (work.part_outputs > 0) {
     options.buffers.push_back(emulator::writable(part_out));
-    options.buffers.push_back(emulator::writable(part_lse));
-    merging.of_previous_grid = {emulator::readable(part_out), emulator::readable(part_lse)};
+    options.buffers.push_back(emulator::writable(part_sums));
+    merging.of_previous_grid = {emulator::readable(part_out), emulator::readable(part_sums)};
     for (const emulator::Buffer& parts : merging.of_previous_grid) merging.buffers.push_back(parts);
   }
   if (kernel_.config.functions.given())
     running = functions != nullptr ? functions : printed_functions(digest_of(call));
-  const gpu::SplitParts parts{part_out.data(), part_lse.data(), work};
+  const gpu::SplitParts parts{part_out.data(), part_sums.data(), work};
   const ForwardParams params =
       launch_forward(p, parts, tiles > blocks ? tile_counter.data() : nullptr, options);
   if (work.combine_ctas == 0) return;

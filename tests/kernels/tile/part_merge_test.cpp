@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -14,13 +15,13 @@ namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-/// What finish() gives a row that has taken parts with these LSEs: its LSE, and the factor of O.
-std::vector<float> finished(const std::vector<float>& lses) {
+/// What finish() gives a row that has taken these parts: its LSE, and the factor of O.
+std::vector<float> finished(const std::vector<PartSum>& parts) {
   std::vector<float> found(2);
   emulator::launch(
       [&] {
         tile::PartMerge row;
-        for (const float lse : lses) row.take(lse);
+        for (const PartSum& part : parts) row.take(part);
         float factor = -1.0F;
         const float lse = row.finish(false, 0.0F, factor);
         if (ptx::thread_index() != 0) return;
@@ -31,9 +32,23 @@ std::vector<float> finished(const std::vector<float>& lses) {
 }
 
 TEST(PartMerge, ARowThatHasSeenNoKeyIsMinusInfinityAndZero) {
+  constexpr PartSum none{-infinity, 0.0F};
   EXPECT_EQ(finished({}), (std::vector<float>{-infinity, 0.0F}));
-  EXPECT_EQ(finished({-infinity, -infinity}), (std::vector<float>{-infinity, 0.0F}));
-  EXPECT_EQ(finished({-infinity, 3.0F}), (std::vector<float>{3.0F, 1.0F}));
+  EXPECT_EQ(finished({none, none}), (std::vector<float>{-infinity, 0.0F}));
+  EXPECT_EQ(finished({none, {3.0F, 1.0F}, none}), (std::vector<float>{3.0F * tile::ln_2, 1.0F}));
+}
+
+TEST(PartMerge, ARowThatHasSeenNothingButMinusInfinityIsNaN) {
+  constexpr PartSum none{-infinity, 0.0F};
+  constexpr PartSum infinite{-infinity, -4.0F};
+  for (const auto& parts : {std::vector{infinite, none}, std::vector{none, infinite, infinite}})
+    EXPECT_TRUE(std::isnan(finished(parts)[0]) && std::isnan(finished(parts)[1]));
+  EXPECT_EQ(finished({infinite, {3.0F, 1.0F}, infinite}), (std::vector<float>{3.0F * tile::ln_2, 1.0F}));
+}
+
+/// The sums are exact however far the references are: an LSE of 1e9 would have no room for them.
+TEST(PartMerge, PartsCountByTheirSumsBesideFarReferences) {
+  EXPECT_EQ(finished({{1e9F, 1.0F}, {1e9F, 3.0F}})[1], 0.25F);
 }
 
 /// Whether an LSE is a sink's alone.
