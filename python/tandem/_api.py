@@ -251,7 +251,9 @@ def attention(
         split_size,
         sm_limit=sm_limit,
     )
-    if not (score_mod is mask_mod is bias is mask is alibi_slopes is None):
+    if not (
+        score_mod is None and mask_mod is None and bias is None and mask is None and alibi_slopes is None
+    ):
         call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.add(call, dropout_p, dropout_seed, dropout_offset)
     if _arrays.is_torch(q):
@@ -334,7 +336,9 @@ def attention_backward(
     metadata = (*lengths, *(None,) * (len(_call.METADATA) - len(lengths)))
     call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
     call.sm_limit = sm_limit
-    if not (score_mod is mask_mod is bias is mask is alibi_slopes is None):
+    if not (
+        score_mod is None and mask_mod is None and bias is None and mask is None and alibi_slopes is None
+    ):
         call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.add(call, dropout_p, dropout_seed, dropout_offset)
     _dropout.expect_seed(call)

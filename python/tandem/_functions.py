@@ -201,7 +201,7 @@ def pairs_of(metadata: Sequence[Any], q: Any, k: Any) -> tuple[tuple[int, int, i
         q.shape[-3] if q.ndim >= 3 else 0,
         pages * k.shape[-3] if k.ndim >= 3 else 0,
     )
-    return shape, bool(given)
+    return shape, len(given) > 0
 
 
 def trace_functions(
