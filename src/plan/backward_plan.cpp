@@ -240,9 +240,9 @@ int backward_local_bytes_allowed(const BackwardConfig& c) {
   const bool full = !c.mask.causal && !c.mask.local;
   if (c.tiling.cluster > 1) return !c.mask.varlen ? (full ? 0 : 36) : full ? 176 : 48;
   if (c.tiling.block_m != 128) return 0;
-  if (!c.schedule.pingpong) return c.mask.causal && c.mask.local ? 8 : 0;
-  if (c.mask.varlen) return full ? 92 : 100;
-  return full ? 0 : 72;
+  if (!c.schedule.pingpong) return !full ? 8 : c.mask.varlen ? 0 : 32;
+  if (c.mask.varlen) return 64;
+  return full ? 16 : 32;
 }
 
 std::string words_of_gradients(const Problem& p) {

@@ -82,12 +82,19 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     u32 p_whole[whole_p];
     if constexpr (whole_p > 1) tile::copy(p_whole, p_packed);
     if constexpr (C.functions.dropout) this->drop(p_packed);
+    if constexpr (C.keeps_p()) {
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(dp);
+      this->score_gradients(ds_packed, p_packed, s, dp);
+    }
     ptx::wgmma_fence();
     this->template issue_gradient<C.tiling.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage]);
-    ptx::wgmma_wait<1>();
-    ptx::pin_registers(dp);
-    if constexpr (C.functions.dropout) this->drop(dp);
-    this->score_gradients(ds_packed, p_packed, p_sloped, dp);
+    if constexpr (!C.keeps_p()) {
+      ptx::wgmma_wait<1>();
+      ptx::pin_registers(dp);
+      if constexpr (C.functions.dropout) this->drop(dp);
+      this->score_gradients(ds_packed, p_packed, p_sloped, dp);
+    }
     this->store_scores(ds_tile, ds_packed);
     ptx::wgmma_fence();
     this->template issue_gradient<C.tiling.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
@@ -164,7 +171,11 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     this->template probabilities<masked>(t, m, s, p_packed, p_sloped);
     ptx::wgmma_wait<0>();
     ptx::pin_registers(dp);
-    this->score_gradients(ds_packed, p_packed, p_sloped, dp);
+    if constexpr (C.keeps_p()) {
+      this->score_gradients(ds_packed, p_packed, s, dp);
+    } else {
+      this->score_gradients(ds_packed, p_packed, p_sloped, dp);
+    }
     this->store_scores(shared.scores[score_at.stage], ds_packed);
     ptx::fence_async_shared();
     score_at.advance();

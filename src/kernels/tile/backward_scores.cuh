@@ -87,11 +87,11 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>>, KeyUnit<
   TANDEM_DEVICE int dq_column_at() const { return warpgroup / C.dq_row_groups() * C.dq_columns(); }
 
   /// Computes P^T of query block m from S^T, packed as the product for dV reads it. With a softcap or a
-  /// score function `sloped` is P^T times the slope. dS is later computed from packed values: there are not
-  /// enough registers for S, dP, dK, dV and an unpacked P. What the mask hides is set to 0 after the
-  /// exponential, so that neither a NaN nor scale 0 matters.
+  /// score function `sloped` is P^T times the slope. Where P is kept in f32, it takes S's place and is packed
+  /// later: there are not enough registers for both beside dP, dK and dV. What the mask hides is set to 0
+  /// after the exponential, so that neither a NaN nor scale 0 matters.
   template <bool masked>
-  TANDEM_DEVICE void probabilities(const BackwardTile& t, int m, const float (&s)[scores],
+  TANDEM_DEVICE void probabilities(const BackwardTile& t, int m, float (&s)[scores],
                                    u32 (&packed)[scores / 2], u32 (&sloped)[slopes]) const {
     const float* lse = from_first_query<const float*>(shared.lse_log2[q_at.stage]);
     const int query = from_first_query(m * C.tiling.block_m);
@@ -132,7 +132,12 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>>, KeyUnit<
             }
           }
         }
-        packed[2 * j + h] = pack<C.tiling.element>(p_each[0], p_each[1]);
+        if constexpr (C.keeps_p()) {
+          s[4 * j + 2 * h] = p_each[0];
+          s[4 * j + 2 * h + 1] = p_each[1];
+        } else {
+          packed[2 * j + h] = pack<C.tiling.element>(p_each[0], p_each[1]);
+        }
         if constexpr (C.sloped()) {
           sloped[2 * j + h] = pack<C.tiling.element>(p_each[0] * slope[0], p_each[1] * slope[1]);
         }
@@ -195,7 +200,20 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>>, KeyUnit<
       }
     }
   }
-  /// The same, if there may be a slope.
+  /// Computes dS^T from P^T in f32, which `p_packed` then has.
+  TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], u32 (&p_packed)[scores / 2],
+                                     const float (&p_f32)[scores], const float (&dp)[scores]) const {
+    const float* delta = from_first_query<const float*>(shared.delta[dout_at.stage]);
+#pragma unroll
+    for (int j = 0; j < scores / 4; ++j) {
+      const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(delta + 8 * j));
+#pragma unroll
+      for (int i = 4 * j; i < 4 * j + 4; i += 2)
+        packed[i / 2] = pack<C.tiling.element>(p_f32[i] * (dp[i] - x), p_f32[i + 1] * (dp[i + 1] - y));
+    }
+    convert<C.tiling.element>(p_packed, p_f32);
+  }
+  /// Computes dS^T, if there may be a slope.
   TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
                                      const u32 (&sloped)[slopes], const float (&dp)[scores]) const {
     if constexpr (C.sloped()) return score_gradients(packed, sloped, dp);
