@@ -60,8 +60,9 @@ struct BackwardConfig {
   [[nodiscard]] constexpr bool sloped() const {
     return softcap || functions.score_function || functions.dropout;
   }
-  /// P stays in f32 until dS is made from it, so that dS is rounded once. At 128 by 128 columns with ping-pong
-  /// ptxas (NVRTC 13.0) serialises the products then, and a slope or functions leave no registers for it.
+  /// P stays in f32 until dS is made from it, so that dS is rounded once. At 128 by 128 columns with
+  /// ping-pong ptxas (NVRTC 13.0) serialises the products then, and a slope or functions leave no registers
+  /// for it.
   [[nodiscard]] constexpr bool keeps_p() const {
     const bool full = schedule.pingpong && tiling.head_dim_qk + tiling.head_dim_v > 192;
     return !of_sm80() && owns_keys() && !sloped() && !functions.given() && !full;
