@@ -11,10 +11,11 @@ namespace tandem::cpu {
 namespace {
 
 /// Work items of sequence b.
-std::int64_t items_of(const Problem& p, const Config& config, std::int64_t b) {
-  if (is_short(p, b)) return short_units(p, config, b);
-  if (shared_sum_numbers(p, config) > 0) return split_units(p, config, b);
-  return tiles_of(p, config, b) * p.heads_kv;
+std::int64_t items_of(const ForwardRun& run, std::int64_t b) {
+  const Problem& p = run.problem;
+  if (is_short(p, b)) return short_units(p, run.config, b);
+  if (run.split_sums != nullptr) return split_units(p, run.config, b);
+  return tiles_of(p, run.config, b) * p.heads_kv;
 }
 
 TilePages pages_of(const Problem& p, std::int64_t b, std::int64_t first_row) {
@@ -151,13 +152,14 @@ void forward(const Problem& p, const Config& config, std::span<std::byte> worksp
                  .scratch_bytes = scratch_bytes(p, config),
                  .partials = nullptr,
                  .split_sums = nullptr,
+                 .split_runs = shared_runs(p, config),
                  .stop = stop,
                  .functions = functions ? &functions->tile : nullptr};
   std::byte* const shared = scratch + static_cast<std::size_t>(config.threads) * run.scratch_bytes;
   if (shared_partial_numbers(p, config) > 0) run.partials = reinterpret_cast<double*>(shared);
-  if (shared_sum_numbers(p, config) > 0) run.split_sums = reinterpret_cast<float*>(shared);
+  if (run.split_runs > 0) run.split_sums = reinterpret_cast<float*>(shared);
   std::int64_t all_items = 0;
-  for (std::int64_t b = 0; b < p.batch; ++b) all_items += items_of(p, config, b);
+  for (std::int64_t b = 0; b < p.batch; ++b) all_items += items_of(run, b);
 
 #pragma omp parallel num_threads(config.threads)
   {
@@ -169,12 +171,12 @@ void forward(const Problem& p, const Config& config, std::span<std::byte> worksp
     // sequence of its next item by walking on from the one before.
     std::int64_t b = 0;
     std::int64_t first_item = 0;
-    std::int64_t items = p.batch > 0 ? items_of(p, config, 0) : 0;
+    std::int64_t items = p.batch > 0 ? items_of(run, 0) : 0;
 #pragma omp for schedule(monotonic : dynamic, 1)
     for (std::int64_t item = 0; item < all_items; ++item) {
       while (item >= first_item + items) {
         first_item += items;
-        items = items_of(p, config, ++b);
+        items = items_of(run, ++b);
       }
       run_item(run, b, item - first_item, items);
     }

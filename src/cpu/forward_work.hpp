@@ -20,7 +20,8 @@ struct ForwardRun {
   std::size_t scratch_bytes;
   double* partials;   ///< of splits that threads share: [batch][heads_kv][splits]; null if they share none
   float* split_sums;  ///< the same with a split size: split_sum_numbers of each [tile][heads_kv][run]
-  Stop* stop;         ///< may be null
+  std::int64_t split_runs;         ///< of each tile
+  Stop* stop;                      ///< may be null
   const TileFunctions* functions;  ///< null: none
 
   [[nodiscard]] bool stops() const { return stop != nullptr && stop->wanted(); }
@@ -50,8 +51,10 @@ void run_short(const ForwardRun& run, std::int64_t b, std::int64_t unit);
 /// Finishes a KV head of the short sequence `b`, whose splits threads have shared.
 void fold_shared(const ForwardRun& run, std::int64_t b, std::int64_t kv_head);
 
-/// Floats in ForwardRun::split_sums; 0: a thread computes whole tiles.
+/// Room for ForwardRun::split_sums, in floats, whatever the lengths; 0: a thread computes whole tiles.
 std::size_t shared_sum_numbers(const Problem& problem, const Config& config);
+/// ForwardRun::split_runs, of the lengths that the call has; 0: a thread computes whole tiles.
+std::int64_t shared_runs(const Problem& problem, const Config& config);
 /// Pieces of work in sequence `b` where threads share its splits, and one of them.
 std::int64_t split_units(const Problem& problem, const Config& config, std::int64_t b);
 void run_split(const ForwardRun& run, std::int64_t b, std::int64_t unit);

@@ -1,6 +1,8 @@
 // A call with a split size and few tiles, as in decoding: threads share the runs of keys of each tile. A run
 // has the same bits alone as in a whole tile, and runs are added up in the same order, so that no bit depends
 // on it.
+#include <algorithm>
+
 #include "cpu/forward_work.hpp"
 
 namespace tandem::cpu {
@@ -36,8 +38,16 @@ float* sums_of(const ForwardRun& run, std::int64_t b, std::int64_t kv_head, std:
   const Problem& p = run.problem;
   const std::int64_t row = p.packed_q ? query_rows(p, b).begin : b * p.rows_q;
   const std::int64_t index = (first_tile(p, run.config, row, b) + tile) * p.heads_kv + kv_head;
-  return run.split_sums +
-         static_cast<std::size_t>(index * runs_of(p, run.config, p.rows_k) + key_run) * numbers_of(run);
+  return run.split_sums + static_cast<std::size_t>(index * run.split_runs + key_run) * numbers_of(run);
+}
+
+/// Sums that a call has at most, of all tiles and runs: 64 MiB. With more each thread computes whole tiles.
+constexpr std::size_t most_sums = (std::size_t{64} << 20) / sizeof(float);
+
+/// Floats for the sums of `runs` runs a tile.
+std::size_t sums_of_runs(const Problem& p, const Config& config, std::int64_t runs) {
+  return static_cast<std::size_t>(most_tiles(p, config) * p.heads_kv * runs) *
+         split_sum_numbers(rows_of_sums(p, config), p.head_dim_v);
 }
 
 }  // namespace
@@ -47,7 +57,15 @@ std::size_t shared_sum_numbers(const Problem& p, const Config& config) {
   const std::int64_t tiles = most_tiles(p, config) * p.heads_kv;
   const std::int64_t runs = runs_of(p, config, p.rows_k);
   if (runs < 2 || tiles >= 4 * static_cast<std::int64_t>(config.threads)) return 0;
-  return static_cast<std::size_t>(tiles * runs) * split_sum_numbers(rows_of_sums(p, config), p.head_dim_v);
+  return std::min(sums_of_runs(p, config, runs), most_sums);
+}
+
+std::int64_t shared_runs(const Problem& p, const Config& config) {
+  const std::size_t room = shared_sum_numbers(p, config);
+  if (room == 0) return 0;
+  std::int64_t runs = 0;
+  for (std::int64_t b = 0; b < p.batch; ++b) runs = std::max(runs, runs_of(p, config, key_rows(p, b).used));
+  return runs >= 2 && sums_of_runs(p, config, runs) <= room ? runs : 0;
 }
 
 std::int64_t split_units(const Problem& p, const Config& config, std::int64_t b) {
