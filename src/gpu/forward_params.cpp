@@ -130,7 +130,8 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .row_heads_reciprocal = 65536 / as_int(rows.of_unit.heads) + 1,
           .split_few_ctas = static_cast<short>(parts.division.few_ctas),
           .split_least = static_cast<short>(parts.division.least),
-          .split_items = parts.division.items};
+          .split_items = parts.division.items,
+          .split_levels = parts.division.levels};
 }
 
 HeadScales head_scales_of(const Scales& s) {
@@ -153,23 +154,29 @@ TensorMap no_tensor_map(const TensorMapSpec& /*spec*/) {
 
 namespace {
 
-/// The most splits that a tile visits: as many as its sequence has, or as a window shows.
-std::int64_t most_splits(const Problem& p, const Tiling& tiling, std::int64_t split_size) {
-  const std::int64_t all = blocks_of(p.rows_k, split_size);
+/// The most items of `item` keys that a tile visits: as many as its sequence has, or as a window shows.
+std::int64_t most_items(const Problem& p, const Tiling& tiling, std::int64_t item) {
+  const std::int64_t all = blocks_of(p.rows_k, item);
   if (p.window_left < 0 || p.window_right < 0) return std::max<std::int64_t>(1, all);
-  const std::int64_t seen =
-      blocks_of(TileRows(p, tiling).queries + p.window_left + p.window_right, split_size) + 1;
+  const std::int64_t seen = blocks_of(TileRows(p, tiling).queries + p.window_left + p.window_right, item) + 1;
   return std::clamp<std::int64_t>(all, 1, seen);
 }
 
-/// Splits of all tiles.
-std::int64_t split_items(const Problem& p, const Tiling& tiling, std::int64_t split_size) {
-  const std::int64_t of_tiles = forward_tile_count(p, tiling) * most_splits(p, tiling, split_size);
+/// Items of all tiles.
+std::int64_t split_items(const Problem& p, const Tiling& tiling, std::int64_t item) {
+  const std::int64_t of_tiles = forward_tile_count(p, tiling) * most_items(p, tiling, item);
   if (!p.packed_k || p.packed_q) return of_tiles;
-  // Sequences whose keys follow each other in k have no more splits than these together.
+  // Sequences whose keys follow each other in k have no more items than these together.
   const TileRows rows(p, tiling);
   const std::int64_t tiles = rows.heads * blocks_of(p.rows_q, rows.queries);
-  return std::min(of_tiles, tiles * (p.rows_k / split_size + p.batch));
+  return std::min(of_tiles, tiles * (p.rows_k / item + p.batch));
+}
+
+/// Levels of groups whose splits one CTA merges, if it merges all of a tile's: one at least.
+int levels_of(std::int64_t splits) {
+  int levels = 1;
+  for (std::int64_t most = merged_group; most < splits; most *= merged_group) ++levels;
+  return levels;
 }
 
 /// CTAs, or clusters, that the device holds at once, where they share keys no more than `combine` can merge.
@@ -216,19 +223,30 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     constexpr std::int64_t largest = std::int64_t{1} << 30;  // positions are 32-bit numbers
     const std::int64_t split_size = std::min(p.split_size, largest);
     d.split_blocks = as_int(split_size / tiling.block_n);
+    const int column_parts = config.wide ? wide_parts : 1;
     if (!config.schedule.split) {
       d.ctas = ctas_of(tiles);  // each has room for what it has merged
-      d.part_outputs = merged_numbers(tiling, config.wide ? wide_parts : 1) * d.ctas;
+      d.part_outputs =
+          merged_numbers(tiling, column_parts) * d.ctas * levels_of(blocks_of(p.rows_k, split_size));
       return d;
     }
-    const std::int64_t items = split_items(p, tiling, split_size);
+    // How many splits are in use the device knows alone. The places are as many as all of its CTAs need, and
+    // items as large as makes them fit; each tile can have one.
+    const std::int64_t places = std::max(tiles, splits_per_cta * most);
+    std::int64_t item = split_size;
+    const auto exceeds = [&] {
+      return split_items(p, tiling, item) > places || most_items(p, tiling, item) > combine_items;
+    };
+    for (; exceeds(); item *= merged_group) ++d.levels;
+    const std::int64_t items = std::min(split_items(p, tiling, split_size), places);
     const TileRows rows(p, tiling);
     d.ctas = ctas_of(items);
     d.items = as_int(items);
     d.part_rows = as_int(blocks_of(rows.to_merge(p), combine_rows) * combine_rows);
-    d.part_outputs = items * d.part_rows * tiling.head_dim_v;
-    d.part_sums = items * d.part_rows;
-    if (most_splits(p, tiling, split_size) > 1) d.combine_ctas = tiles * (d.part_rows / combine_rows) + 1;
+    const std::int64_t kept = std::int64_t{d.ctas} * d.levels;
+    d.part_outputs = (items + kept) * d.part_rows * tiling.head_dim_v;
+    d.part_sums = (items + kept * column_parts) * d.part_rows;
+    if (most_items(p, tiling, split_size) > 1) d.combine_ctas = tiles * (d.part_rows / combine_rows) + 1;
   } else if (config.schedule.split) {
     const std::int64_t blocks = std::max<std::int64_t>(1, blocks_of(p.rows_k, tiling.block_n));
     const Sharing sharing(config, multiprocessors);

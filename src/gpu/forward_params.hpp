@@ -33,7 +33,8 @@ struct WorkDivision {
   int most_ctas = 0;  ///< split_ctas, split_few_ctas and split_least: with pairs clusters are counted
   int few_ctas = 0;
   int least = 1;
-  int items = 0;  ///< split_items
+  int items = 0;   ///< split_items
+  int levels = 0;  ///< split_levels
 };
 WorkDivision divide_work(const Problem& problem, const ForwardConfig& config, int multiprocessors);
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <variant>
 
+#include "gpu/forward_params.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
@@ -105,6 +106,15 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
     lines.push_back(fmt::format(
         "split_size {}: keys are cut at its multiples; a sequence's bits do not depend on the batch",
         problem.split_size));
+    const auto* config = cuda ? std::get_if<ForwardConfig>(&plan.gpu->config) : nullptr;
+    if (config != nullptr && config->schedule.split) {
+      const gpu::WorkDivision work = gpu::divide_work(plan.gpu->problem, *config, plan.gpu->multiprocessors);
+      lines.push_back(work.levels == 0
+                          ? fmt::format("the workspace has places for all {} splits", work.items)
+                          : fmt::format("the workspace has places for {} splits; where lengths make more of "
+                                        "them, a thread block computes and merges {} or more in turn",
+                                        work.items, merged_group));
+    }
   }
   if (problem.precision == Precision::exact) return lines;
   const std::string what = problem.pass == Pass::backward

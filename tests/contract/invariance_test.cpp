@@ -4,7 +4,8 @@
 namespace tandem::harness {
 namespace {
 
-/// Consecutive queries of a sequence, as a call has them: the keys end with the last one's.
+/// Consecutive queries of a sequence, as a call has them: the keys end with the last one's. Queries are
+/// numbered from the first that the whole call has.
 struct Piece {
   std::int64_t first = 0;
   std::int64_t count = 1;
@@ -20,19 +21,19 @@ class Sequence {
   Call& whole() { return whole_; }
 
   /// A call of such pieces, each a sequence of a cache: in pages, or, with page_size 0, at even distances.
-  /// Queries are packed, or padded to the longest piece.
-  Call of(const std::vector<Piece>& pieces, std::int64_t page_size, bool packed) const {
+  /// Queries are packed, or padded to the longest piece. A sequence has room for `spare` more keys.
+  Call of(const std::vector<Piece>& pieces, std::int64_t page_size, bool packed, std::int64_t spare) const {
     Case c = whole_.spec;
     c.seed += 77;
     c.batch = static_cast<std::int64_t>(pieces.size());
     c.page_size = page_size;
     c.packed_q = packed;
     c.seqlen_q = 0;
-    c.seqlen_k = whole_.spec.seqlen_k + 40;
+    c.seqlen_k = whole_.spec.seqlen_k + spare;
     for (const Piece& piece : pieces) {
       c.lengths_q.push_back(piece.count);
       c.seqlen_q = std::max(c.seqlen_q, piece.count);
-      c.used_k.push_back(piece.first + piece.count);
+      c.used_k.push_back(keys_of(piece));
     }
     if (!packed) c.used_q = c.lengths_q;
     if (!packed) c.lengths_q.clear();
@@ -74,8 +75,8 @@ class Sequence {
 
   /// Runs `pieces` on one runner and compares.
   void expect_same(Runner& runner, const std::vector<Piece>& pieces, std::int64_t page_size, bool packed,
-                   int threads = 1) const {
-    Call call = of(pieces, page_size, packed);
+                   int threads = 1, std::int64_t spare = 40) const {
+    Call call = of(pieces, page_size, packed, spare);
     call.spec.threads = threads;
     SCOPED_TRACE(call.spec.describe());
     call.prepare(Pass::forward);
@@ -84,11 +85,14 @@ class Sequence {
   }
 
  private:
+  std::int64_t keys_of(const Piece& piece) const {
+    return whole_.spec.seqlen_k - whole_.spec.seqlen_q + piece.first + piece.count;
+  }
   void fill(Call& call, std::int64_t b, std::int64_t row, const Piece& piece) const {
     const Case& c = call.spec;
     const std::int64_t of_q = c.heads_q * c.head_dim_qk;
     copy(whole_.q, call.q, piece.first * of_q, row * of_q, piece.count * of_q);
-    for (std::int64_t key = 0; key < piece.first + piece.count; ++key) {
+    for (std::int64_t key = 0; key < keys_of(piece); ++key) {
       const auto [entry, at] = call.cache_place(b, key);
       const std::int64_t place = entry * (c.page_size > 0 ? c.page_size : c.seqlen_k) + at;
       const std::int64_t of_k = c.heads_kv * c.head_dim_qk;
@@ -217,6 +221,34 @@ TEST(Contract16_BatchInvariance, NothingDependsOnTheRestOfTheBatch) {
         }
       }
     });
+  }
+}
+
+/// So many splits that they are merged by groups, and groups of these: in a call whose splits have no places
+/// in the workspace one by one, and in caches of any capacity.
+TEST(Contract16_BatchInvariance, SequencesOfManySplits) {
+  for (const DType dtype : float_dtypes) {
+    Case model = model_case(dtype);
+    model.heads_q = 1;
+    model.head_dim_qk = model.head_dim_v = 32;
+    model.seqlen_q = 66;
+    model.options.window_left = 33'000;
+    model.sink = true;
+    for (const std::int64_t keys : {2'200, 33'100}) {
+      model.seqlen_k = keys;
+      on_every_runner(model, [&](Runner& runner) {
+        Sequence sequence(model);
+        run(runner, sequence.whole(), false);
+        const Piece step{.first = 65, .count = 1};
+        const Piece other{.first = 30, .count = 1, .other = true};
+        sequence.expect_same(runner, {step}, 0, true);
+        sequence.expect_same(runner, {step}, 16, true, 2, 50'000);
+        sequence.expect_same(runner, {{0, 3}, {62, 4}}, 0, false, 3, 2'000);
+        // Ten sequences of 259 splits are more than a GPU of 132 SMs has places for.
+        sequence.expect_same(runner, {other, other, other, other, {1, 1}, other, other, other, other, step},
+                             16, true);
+      });
+    }
   }
 }
 

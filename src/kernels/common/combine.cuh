@@ -1,12 +1,12 @@
 // Merges the partial results of split-KV (tile/split.cuh): out = sum of w_i O_i / sum of w_i sum_i with
 // w_i = 2^(reference_i - the largest), always in the same order, so that the bits are the same each time. A
 // sink joins the sum here. One CTA a row. Tiles that one CTA has computed whole are written already. With a
-// fixed split size parts are merged one behind the other instead, as tile/part_merge.cuh says, by one warp a
-// row.
+// fixed split size parts are merged in the order of tile/part_merge.cuh instead, by one warp a row.
 #pragma once
 
 #include "kernels/config/forward.hpp"
 #include "kernels/ptx/barrier.cuh"
+#include "kernels/tile/mask.cuh"
 #include "kernels/tile/output.cuh"
 #include "kernels/tile/split.cuh"
 
@@ -197,56 +197,95 @@ struct CombineRow {
   }
 };
 
-/// One row of a tile of a call with a fixed split size, whose parts are [first, first + count).
-template <ForwardConfig C>
-TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileIndex& t,
-                                    const tile::TileRow& own, int row, u32 first, u32 count) {
-  constexpr int vectors = (C.tiling.head_dim_v + 127) / 128;  // of four columns, a lane
-  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-  tile::Output<C.tiling> output{{}, p, 0, 0};
+/// What has been merged of a row: its state, and four columns of every 128 of its O.
+template <int vectors>
+struct MergedRow {
   tile::PartMerge merge;
   ptx::Float4 sum[vectors];
+
+  TANDEM_DEVICE void clear() {
+    merge = {};
 #pragma unroll
-  for (int v = 0; v < vectors; ++v) sum[v] = {0.0F, 0.0F, 0.0F, 0.0F};
-#pragma unroll 4
-  for (u32 i = count; i > 0; --i) {
-    const i64 place = static_cast<i64>(first + i - 1) * p.part_rows + row;
-    const tile::PartMerge::Weights w = merge.take(sum_at(p.part_sums + place));
+    for (ptx::Float4& x : sum) x = {0.0F, 0.0F, 0.0F, 0.0F};
+  }
+  TANDEM_DEVICE void take(const MergedRow& part) {
+    const tile::PartMerge::Weights w = merge.take(part.merge);
 #pragma unroll
     for (int v = 0; v < vectors; ++v) {
-      const int col = min(v * 128 + lane * 4, C.tiling.head_dim_v - 4);
-      const auto o = ptx::load_global(
-          reinterpret_cast<const ptx::Float4*>(p.part_out + place * C.tiling.head_dim_v + col));
-      sum[v].x = tile::PartMerge::add(sum[v].x, o.x, w);
-      sum[v].y = tile::PartMerge::add(sum[v].y, o.y, w);
-      sum[v].z = tile::PartMerge::add(sum[v].z, o.z, w);
-      sum[v].w = tile::PartMerge::add(sum[v].w, o.w, w);
+      sum[v].x = tile::PartMerge::add(sum[v].x, part.sum[v].x, w);
+      sum[v].y = tile::PartMerge::add(sum[v].y, part.sum[v].y, w);
+      sum[v].z = tile::PartMerge::add(sum[v].z, part.sum[v].z, w);
+      sum[v].w = tile::PartMerge::add(sum[v].w, part.sum[v].w, w);
     }
   }
+};
+
+/// One row of a tile of a call with a fixed split size, whose parts are [first, first + count); in its
+/// sequence the first of them has the number `number`.
+template <ForwardConfig C>
+TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileIndex& t,
+                                    const tile::TileRow& own, int row, u32 first, u32 count, u32 number) {
+  constexpr int vectors = (C.tiling.head_dim_v + 127) / 128;  // of four columns, a lane
+  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+  MergedRow<vectors> of_level[combine_levels];
+#pragma unroll
+  for (MergedRow<vectors>& merged : of_level) merged.clear();
+  while (count > 0) {
+    const u32 of_group = min((number + count - 1) % merged_group + 1, count);
+    const u32 rest = count - of_group;
+#pragma unroll(vectors == 1 ? 4 : 2)
+    for (; count > rest; --count) {
+      const i64 place = static_cast<i64>(first + count - 1) * p.part_rows + row;
+      const PartSum sum = sum_at(p.part_sums + place);
+      MergedRow<vectors> part;
+      part.merge = tile::PartMerge(sum.reference, sum.sum);
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) {
+        const int col = min(v * 128 + lane * 4, C.tiling.head_dim_v - 4);
+        part.sum[v] = ptx::load_global(
+            reinterpret_cast<const ptx::Float4*>(p.part_out + place * C.tiling.head_dim_v + col));
+      }
+      of_level[0].take(part);
+    }
+    u32 group = number + count;
+#pragma unroll
+    for (int level = 0; level + 1 < combine_levels; ++level) {
+      if (count > 0 && group % merged_group != 0) break;
+      of_level[level + 1].take(of_level[level]);
+      of_level[level].clear();
+      group /= merged_group;
+    }
+  }
+  MergedRow<vectors>& all = of_level[combine_levels - 1];
   const bool has_sink = p.sink != nullptr;
   const float sink = has_sink ? ptx::load_global(p.sink + own.head * p.sink_stride) : 0.0F;
   float factor = 0.0F;
-  const float lse = merge.finish(has_sink, sink * tile::log2_e, factor);
-  if (factor == 0.0F) {
-#pragma unroll
-    for (int v = 0; v < vectors; ++v) sum[v] = {0.0F, 0.0F, 0.0F, 0.0F};
-  }
-  store_combined<C.tiling>(output, t, own, sum, factor, lse);
+  const float lse = all.merge.finish(has_sink, sink * tile::log2_e, factor);
+  if (factor == 0.0F) all.clear();
+  tile::Output<C.tiling> output{{}, p, 0, 0};
+  store_combined<C.tiling>(output, t, own, all.sum, factor, lse);
 }
 
-/// Merges a row of a tile of such a call, whose splits are items [start, start + count) of the line. False if
+/// Merges a row of a tile of such a call, whose parts are items [start, start + cost) of the line. False if
 /// there is no such tile.
 template <ForwardConfig C>
 TANDEM_DEVICE bool combine_splits(const ForwardParams& p, u32 number, int row) {
   tile::SplitLine<C.tiling, C.keys, true> line{p};
+  if (p.split_levels > 0) line.set_grain();
   tile::TileIndex t;
   u32 start = 0;
   u32 cost = 0;
   if (!line.locate_tile(number, t, start, cost)) return false;
-  if (cost == 1 || !tile::has_places(p, start, cost)) return true;
+  if ((cost == 1 && line.grain == 1) || !tile::has_places(p, start, cost)) return true;
   const tile::TileRow own = tile::row_of<C.tiling>(p, t, row);
   ptx::wait_for_previous_grid();
-  if (own.query < t.end_q) combine_in_order<C>(p, t, own, row, start, own.query < t.seqlen_q ? cost : 0);
+  if (own.query >= t.end_q) return true;
+  // Where the tile begins, as tile::SplitQueryTiles finds it.
+  const int first_query = t.m * tile::queries_of_tile<C.tiling>(p);
+  const tile::Visibility visible{t.seqlen_q, t.seqlen_k, p.window_left, tile::Visibility::unbounded};
+  const int first_block = visible.first_key(first_query) / C.tiling.block_n;
+  combine_in_order<C>(p, t, own, row, start, own.query < t.seqlen_q ? cost : 0,
+                      static_cast<u32>(first_block / line.item_blocks()));
   return true;
 }
 

@@ -22,8 +22,8 @@ struct ForwardSchedule {
   /// with varlen. Else a CTA computes whole tiles.
   bool split = false;
   /// A row's bits depend on its keys alone: keys are cut at multiples of ForwardParams::split_blocks, rows
-  /// find the maximum of every block, and the parts are merged one behind the other, from the last keys to
-  /// the first. With `split` each part is a work item, else a CTA computes those of a tile.
+  /// find the maximum of every block, and splits are merged in the order of tile/part_merge.cuh. With `split`
+  /// a split, or a group of them, is a work item, else a CTA computes those of a tile.
   bool invariant = false;
 
   constexpr bool operator==(const ForwardSchedule&) const = default;
@@ -147,7 +147,7 @@ constexpr int forward_shared_bytes(const ForwardConfig& c) {
   const int barriers = 16 * (rings + c.q_stages * c.consumers());
   const int tiles = (q_tiles + kv_tiles + byte_tiles + barriers + key_scales + 40 + 1023) / 1024 * 1024;
   if (c.wide)
-    return tiles + (c.tiling.block_m * c.tiling.block_n * 2 + 3 * 64 * 4 + 240 + 1023) / 1024 * 1024;
+    return tiles + (c.tiling.block_m * c.tiling.block_n * 2 + 3 * 64 * 4 + 256 + 1023) / 1024 * 1024;
   return c.by_warps() ? tiles + (decode_exchange_bytes + 1023) / 1024 * 1024 : tiles;
 }
 
@@ -205,8 +205,20 @@ constexpr long long partial_sums(const Tiling& t, int ctas) {
   return 2LL * ctas * t.block_m;
 }
 
-/// Numbers that a CTA keeps of a tile's parts that it has merged: O, and four for each thread.
-/// `column_parts`: warpgroups that share the columns of O.
+/// With a fixed split size: so many splits, from a multiple of that number on, are merged with each other
+/// before they are merged with the rest, and so are groups of so many splits, and groups of these.
+constexpr int merged_group = 16;
+
+/// Splits of a line that have places, for each CTA, before an item of the line is a group of splits.
+constexpr int splits_per_cta = 16;
+
+/// Levels that `combine` merges, and the parts that a tile has at most for these: its last level has two
+/// groups of so many, where the tile begins in one and ends in another.
+constexpr int combine_levels = 4;
+constexpr int combine_items = merged_group * merged_group * merged_group;
+
+/// Numbers that a CTA which computes whole tiles keeps of a tile's splits that it has merged, on each level
+/// of groups: O, and four for each thread. `column_parts`: warpgroups that share the columns of O.
 constexpr long long merged_numbers(const Tiling& t, int column_parts = 1) {
   return static_cast<long long>(t.block_m) * (t.head_dim_v + 8 * column_parts);
 }
@@ -264,7 +276,8 @@ struct ForwardParams {
   int split_ctas;      ///< CTAs of the grid, or with `pairs` clusters
   int part_rows;  ///< rows of a tile that `combine` merges; with a split size, a multiple of combine_rows
   // Read if the Config is invariant. part_out and part_sums then have a place of part_rows rows for each
-  // part; without split, part_out has merged_numbers() for each CTA instead.
+  // part, and behind these for each CTA and each of split_levels. Without split, part_out has
+  // merged_numbers() for each CTA and level of groups instead.
   int split_blocks;  ///< key blocks of a split; with splits of any size, CTAs of `combine` a tile
   // Read with heads_as_rows: 64 rows are row_heads heads of each of row_queries queries, as far as these go.
   int group;  ///< query heads that share keys
@@ -274,7 +287,8 @@ struct ForwardParams {
   // How CTAs, or clusters, share the line of key blocks (tile/split.cuh).
   short split_few_ctas;  ///< that share a short line: fewer than enough_blocks for each of split_ctas
   short split_least;     ///< blocks of a share, at least
-  int split_items;  ///< tiles that `combine` has CTAs for; with a split size, items with a place in part_out
+  int split_items;   ///< tiles that `combine` has CTAs for; with a split size, items with a place in part_out
+  int split_levels;  ///< with a split size: an item is merged_group^split_levels splits at most
 };
 
 /// f32 scales by (batch, KV head) of K or V; null data stands for 1. Any value, on the device.

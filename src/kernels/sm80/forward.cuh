@@ -13,7 +13,7 @@
 #include "kernels/tile/functions.cuh"
 #include "kernels/tile/logits.cuh"
 #include "kernels/tile/mask.cuh"
-#include "kernels/tile/output.cuh"
+#include "kernels/tile/merged_output.cuh"
 #include "kernels/tile/softmax.cuh"
 #include "kernels/tile/warp_operands.cuh"
 
@@ -314,9 +314,13 @@ TANDEM_DEVICE void Sm80Forward<C>::store(Outputs& o, tile::OnlineSoftmax (&softm
     tile::DroppedRows<C.functions.dropout, C.functions.dropout_places>().scale_kept(o[u], p);
     if constexpr (!C.functions.hide()) tile::find_infinite<C.mask>(softmax[u], output(u), t.index);
     if (C.schedule.split && t.part != tile::whole_tile) {
-      output(u).store_part(t.index, o[u], softmax[u], t.part);
+      if constexpr (C.schedule.invariant) {
+        output(u).store_split(t.index, o[u], softmax[u], t.split, t.part);
+      } else {
+        output(u).store_part(t.index, o[u], softmax[u], t.part);
+      }
     } else if constexpr (C.schedule.invariant) {
-      output(u).store_merged(t.index, o[u], softmax[u], t.opens, t.closes);
+      output(u).template store_merged<C.schedule.split>(t.index, o[u], softmax[u], t.split);
     } else {
       output(u).store(t.index, o[u], softmax[u]);
     }

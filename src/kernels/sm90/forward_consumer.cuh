@@ -7,7 +7,7 @@
 #include "kernels/tile/functions.cuh"
 #include "kernels/tile/logits.cuh"
 #include "kernels/tile/mask.cuh"
-#include "kernels/tile/output.cuh"
+#include "kernels/tile/merged_output.cuh"
 #include "kernels/tile/pingpong.cuh"
 #include "kernels/tile/softmax.cuh"
 
@@ -175,7 +175,7 @@ struct ForwardConsumer : tile::KeyScale<C.converts()>, tile::FunctionRows<C.func
   }
   /// The epilogue.
   TANDEM_DEVICE void store(const tile::TileIndex& t, float (&o)[outputs], tile::OnlineSoftmax& softmax,
-                           int part, bool opens, bool closes) {
+                           int part, const tile::MergePlace& place) {
     if constexpr (!C.functions.hide()) tile::find_infinite<C.mask>(softmax, output, t);
     if constexpr (C.converts()) {
       const float v_scale = tile::scale_of(p.v_scale, p, t);
@@ -184,9 +184,10 @@ struct ForwardConsumer : tile::KeyScale<C.converts()>, tile::FunctionRows<C.func
     }
     if constexpr (C.functions.dropout) this->scale_kept(o, p);
     if (C.schedule.split && part != tile::whole_tile) {
+      if constexpr (C.schedule.invariant) return output.store_split(t, o, softmax, place, part);
       output.store_part(t, o, softmax, part);
     } else if constexpr (C.schedule.invariant) {
-      output.store_merged(t, o, softmax, opens, closes);
+      output.template store_merged<C.schedule.split>(t, o, softmax, place);
     } else {
       output.store(t, o, softmax);
     }
@@ -384,14 +385,13 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   constexpr bool find_early = outputs <= 96;
   const tile::TileIndex index = t.index;
   const int part = t.part;
-  const bool opens = t.opens;
-  const bool closes = t.closes;
+  const tile::MergePlace place = t.split;
   bool more = false;
   if constexpr (find_early) more = find(t);
   ptx::wgmma_wait<0>();
   ptx::pin_registers(o);
   release_v();
-  store(index, o, softmax, part, opens, closes);
+  store(index, o, softmax, part, place);
   if constexpr (!find_early) more = find(t);
   return more;
 }

@@ -13,7 +13,7 @@
 #include "kernels/sm90/forward_producer.cuh"
 #include "kernels/tile/logits.cuh"
 #include "kernels/tile/mask.cuh"
-#include "kernels/tile/output.cuh"
+#include "kernels/tile/merged_output.cuh"
 #include "kernels/tile/pingpong.cuh"
 #include "kernels/tile/softmax.cuh"
 
@@ -285,11 +285,10 @@ struct WideOutput {
     release(shared.exchange.sum_ring, sum_at);
     tile::find_infinite<C.mask>(softmax, output, t.index);
     if (C.schedule.split && t.part != tile::whole_tile) {
+      if constexpr (C.schedule.invariant) return output.store_split(t.index, o, softmax, t.split, t.part);
       output.store_part(t.index, o, softmax, t.part);
     } else if constexpr (C.schedule.invariant) {
-      // A tile that CTAs share is here if it has one part: known to the compiler, that spares 192 bytes of
-      // stack.
-      output.store_merged(t.index, o, softmax, C.schedule.split || t.opens, C.schedule.split || t.closes);
+      output.template store_merged<C.schedule.split>(t.index, o, softmax, t.split);
     } else {
       output.store(t.index, o, softmax);
     }

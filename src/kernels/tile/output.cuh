@@ -28,6 +28,12 @@ struct FirstColumn<false> {
   const int column;
 };
 
+/// Where a thread has what it keeps of a tile's splits that it has merged.
+struct KeptRows {
+  ptx::Float4* numbers;  ///< every warp_size-th is the thread's
+  i64 level;             ///< to those of the next level of groups
+};
+
 /// Writes the 64 rows of one consumer warpgroup, or `columns` of their columns. `invariant`: the Config is.
 template <Tiling T, bool invariant = false, int columns = T.head_dim_v>
 struct Output : FirstColumn<columns == T.head_dim_v> {
@@ -55,9 +61,25 @@ struct Output : FirstColumn<columns == T.head_dim_v> {
   TANDEM_DEVICE void store_part(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax,
                                 int part);
   TANDEM_DEVICE void store_empty_part(const TileIndex& t, int part);
+  TANDEM_DEVICE void store_sum(int part, int row, const PartSum& sum);
+  TANDEM_DEVICE void store_split(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax,
+                                 MergePlace place, int part);
+  TANDEM_DEVICE void merge_row(const TileIndex& t, int h, int from, int to, bool opens);
+  template <bool alone>
   TANDEM_DEVICE void store_merged(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax,
-                                  bool opens, bool closes);
+                                  const MergePlace& place);
+  TANDEM_DEVICE bool merge_kept(KeptRows& kept, MergePlace place);
+  TANDEM_DEVICE void load_sums(const KeptRows& kept, PartMerge (&rows)[2]) const {
+    const ptx::Float4 sums = ptx::load_global(kept.numbers + outputs / 4 * warp_size);
+    rows[0] = PartMerge(sums.x, sums.y);
+    rows[1] = PartMerge(sums.z, sums.w);
+  }
+  TANDEM_DEVICE void store_sums(const KeptRows& kept, const PartMerge (&rows)[2]) const {
+    ptx::store_global(kept.numbers + outputs / 4 * warp_size,
+                      {rows[0].reference, rows[0].sum, rows[1].reference, rows[1].sum});
+  }
   TANDEM_DEVICE i64 part_row(int part, int row) const;
+  TANDEM_DEVICE PartSum* sum_of(int part, int row) const;
   TANDEM_DEVICE void store_columns(u16* at, int left, const ptx::Vec4& words, bool vectors);
   TANDEM_DEVICE void store_columns(float* at, int left, const u32 (&words)[8], bool vectors);
   TANDEM_DEVICE void store_zeros(OutElement<T>* at, int left);
@@ -265,6 +287,22 @@ TANDEM_DEVICE i64 Output<T, invariant, columns>::part_row(int part, int row) con
   return static_cast<i64>(part) * (invariant ? p.part_rows : T.block_m) + row;
 }
 
+/// Where a row's sum is, with a split size. Of a place of the CTA's own each warpgroup that has columns of O
+/// has a copy, since it does not wait for the others.
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE PartSum* Output<T, invariant, columns>::sum_of(int part, int row) const {
+  constexpr int copies = T.head_dim_v / columns;
+  if (copies > 1 && part >= p.split_items)
+    part = p.split_items + (part - p.split_items) * copies + column / columns;
+  return p.part_sums + part_row(part, row);
+}
+
+/// Writes the sum of a row of a part. The first columns' warpgroup does, if the place is not its own.
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE void Output<T, invariant, columns>::store_sum(int part, int row, const PartSum& sum) {
+  if (column == 0 || part >= p.split_items) ptx::store_global<PartSum>(sum_of(part, row), sum);
+}
+
 /// Writes O of a part of the keys and the sums of its rows, without the sink.
 template <Tiling T, bool invariant, int columns>
 TANDEM_DEVICE void Output<T, invariant, columns>::store_part(const TileIndex& t, float (&o)[outputs],
@@ -282,7 +320,11 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_part(const TileIndex& t,
     const int query = T.heads_as_rows ? query_of(t, position.row(h)) : t.m * T.block_m + row;
     const bool used = query < t.seqlen_q;
     const i64 at = part_row(part, row);
-    if (column == 0 && used && quad_lane == 0) ptx::store_global<PartSum>(p.part_sums + at, own);
+    if constexpr (invariant) {
+      if (used && quad_lane == 0) store_sum(part, row, own);
+    } else {
+      if (column == 0 && used && quad_lane == 0) ptx::store_global<PartSum>(p.part_sums + at, own);
+    }
     float* const out = p.part_out + at * T.head_dim_v + column + 8 * quad_lane;
 #pragma unroll
     for (int g = 0; g < columns / 32; ++g) {
@@ -315,76 +357,6 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_empty_part(const TileInd
   for (int i = thread; i < rows * (T.head_dim_v / 4); i += warpgroup_size) {
     ptx::store_global(words + i, ptx::Vec4{0, 0, 0, 0});
   }
-}
-
-/// Merges a tile's next part with those before it, which part_out has: for each warpgroup O and, for each
-/// thread, the state of its two rows, where the same thread reads what it has written. `opens`: there are
-/// none before. `closes`: there are none behind; then the result is written.
-template <Tiling T, bool invariant, int columns>
-TANDEM_DEVICE void Output<T, invariant, columns>::store_merged(const TileIndex& t, float (&o)[outputs],
-                                                               const OnlineSoftmax& softmax, bool opens,
-                                                               bool closes) {
-  constexpr int vectors = outputs / 4;
-  constexpr int parts = T.head_dim_v / columns;
-  constexpr i64 room = merged_numbers(T, parts);
-  auto* const kept = reinterpret_cast<ptx::Float4*>(p.part_out + room * ptx::block_index() +
-                                                    room / (T.block_m / 64 * parts) *
-                                                        (warpgroup * parts + column / columns)) +
-                     thread;
-  PartMerge rows[2];
-  if (!opens) {
-    const ptx::Float4 state = ptx::load_global(kept + vectors * warpgroup_size);
-    rows[0] = PartMerge(state.x, state.y);
-    rows[1] = PartMerge(state.z, state.w);
-  }
-  bool empty[2];
-  PartMerge::Weights weights[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const RowSum own = softmax.row(h);
-    empty[h] = own.has_seen_nothing();
-    weights[h] = rows[h].take(own);
-  }
-#pragma unroll
-  for (int v = 0; v < vectors; ++v) {
-    ptx::Float4 before{0.0F, 0.0F, 0.0F, 0.0F};
-    if (!opens) before = ptx::load_global(kept + v * warpgroup_size);
-    float(&each)[4] = reinterpret_cast<float(&)[4]>(o[4 * v]);
-    // A row that sees none of the keys has an O of 0, whatever a NaN in V has made of it.
-    const auto part = [&](int i) { return empty[i / 2] ? 0.0F : each[i]; };
-    each[0] = PartMerge::add(before.x, part(0), weights[0]);
-    each[1] = PartMerge::add(before.y, part(1), weights[0]);
-    each[2] = PartMerge::add(before.z, part(2), weights[1]);
-    each[3] = PartMerge::add(before.w, part(3), weights[1]);
-    if (!closes) ptx::store_global(kept + v * warpgroup_size, {each[0], each[1], each[2], each[3]});
-  }
-  if (!closes) {
-    ptx::store_global(kept + vectors * warpgroup_size,
-                      {rows[0].reference, rows[0].sum, rows[1].reference, rows[1].sum});
-    return;
-  }
-  const FragmentPosition position(thread);
-  float factor[2];
-  const bool has_sink = p.sink != nullptr;
-  const float sink =
-      (T.heads_as_rows ? false : has_sink) ? ptx::load_global(p.sink + t.head * p.sink_stride) : 0.0F;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int query = query_of(t, position.row(h));
-    float lse =
-        rows[h].finish(has_sink, (T.heads_as_rows ? sink_of(t, position.row(h)) : sink) * log2_e, factor[h]);
-    if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
-      factor[h] = 0.0F;
-      lse = -ptx::infinity();
-    }
-    if (column == 0 && query < t.end_q && thread % 4 == 0)
-      store_lse(t, query, head_of(t, position.row(h)), lse);
-  }
-#pragma unroll
-  for (int i = 0; i < outputs; ++i) {
-    if (factor[i / 2 % 2] == 0.0F) o[i] = 0.0F;
-  }
-  store_words(t, o, factor, p.out_vectors);
 }
 
 }  // namespace tandem::tile

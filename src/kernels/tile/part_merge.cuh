@@ -1,7 +1,11 @@
-// Merges the parts of a row, each with its O and the sum of its exponentials, one behind the other. The
-// forward kernel does it where a CTA computes all splits of a tile, the kernel `combine` where many share
-// them: by the same operations in the same order, from the last keys to the first, so that bits do not tell
-// which.
+// Merges the splits of a row, each with its O and the sum of its exponentials. The forward kernel does it
+// where a CTA computes several splits of a tile, the kernel `combine` where many share them: by the same
+// operations in the same order, so that bits do not tell which.
+//
+// The order follows from the splits' numbers in the sequence alone. Those of a group, whose numbers differ in
+// their last digit to the base merged_group, are merged one behind the other, from the last keys to the
+// first; so are the groups whose numbers differ in the last digit but one, and so on. What a row does not see
+// is merged without changing a bit, and so is a group of one.
 #pragma once
 
 #include "kernels/tile/softmax.cuh"
@@ -19,7 +23,7 @@ struct PartMerge : RowSum {
     float part;
   };
 
-  /// Takes a part. A NaN is kept in the sum.
+  /// Takes a split, or what has been merged of some. A NaN is kept in the sum.
   TANDEM_DEVICE Weights take(const PartSum& part) {
     const float top = ptx::fmax(reference, part.reference);
     const Weights w{worth(reference, top), worth(part.reference, top)};
@@ -30,6 +34,24 @@ struct PartMerge : RowSum {
   static TANDEM_DEVICE float add(float before, float part, const Weights& w) {
     return ptx::fma(before, w.before, part * w.part);
   }
+};
+
+/// A split among those that one CTA merges, or a group of splits among those of its level: their numbers.
+struct MergePlace {
+  int number = 0;
+  int first = 0;  ///< [first, last]: all that are merged, from the last to the first
+  int last = 0;
+
+  /// Whether it is the first of its group that is merged, and the last.
+  TANDEM_DEVICE bool opens() const { return number == last || digit(number) == merged_group - 1; }
+  TANDEM_DEVICE bool closes() const { return number == first || digit(number) == 0; }
+  /// Its group.
+  TANDEM_DEVICE MergePlace group() const {
+    return {number / merged_group, first / merged_group, last / merged_group};
+  }
+
+ private:
+  static TANDEM_DEVICE int digit(int n) { return n % merged_group; }
 };
 
 }  // namespace tandem::tile

@@ -2,7 +2,8 @@
 // in the shares of two or more CTAs leaves a partial result in each, which the kernel `combine` merges; any
 // other tile is computed as without splits. Lengths are read on the device, so that a captured graph serves
 // any; a CTA has two partial results at most, however long sequences are. With a fixed split size the line is
-// of splits, each of which leaves a partial result.
+// of splits, each of which leaves a partial result; where there are more of them than places, of groups of
+// splits, which a CTA merges (tile/part_merge.cuh).
 //
 // With pairs a tile of the line is two tiles, of heads that share keys, which visit the same blocks. A share
 // belongs to a cluster of two CTAs, each of which has one of the two, and partial results of its own.
@@ -37,9 +38,16 @@ struct SplitLine {
   const ForwardParams& p;
   int first = 0;   ///< sequence of lane 0
   u32 before = 0;  ///< blocks of the sequences before `first`
+  u32 grain = 1;   ///< splits of an item, by_split: a power of merged_group
 
-  /// Keys of an item of the line.
-  TANDEM_DEVICE int item_keys() const { return by_split ? p.split_blocks * T.block_n : T.block_n; }
+  /// Key blocks of an item of the line, and its keys.
+  TANDEM_DEVICE int item_blocks() const {
+    if constexpr (!by_split) return 1;
+    constexpr i64 all = (1 << 30) / T.block_n;
+    const i64 blocks = static_cast<i64>(p.split_blocks) * grain;
+    return static_cast<int>(blocks < all ? blocks : all);
+  }
+  TANDEM_DEVICE int item_keys() const { return item_blocks() * T.block_n; }
 
   /// Packed tensors have two more sequences: the rows past the last one and those before the first.
   TANDEM_DEVICE int sequences() const { return p.batch + (p.packed_q ? 2 : 0); }
@@ -94,7 +102,13 @@ struct SplitLine {
     LineLength n{0, 1, 0};
     for (int b = lane; b < entries(); b += warp_size) {
       const SplitSequence s = sequence(b);
-      n.total += s.tiles * s.cost;
+      if constexpr (by_split) {  // the sum of 32 lanes is a 32-bit number
+        constexpr u64 many = u64{1} << 26;
+        const u64 sum = n.total + static_cast<u64>(s.tiles) * s.cost;
+        n.total = static_cast<u32>(sum < many ? sum : many);
+      } else {
+        n.total += s.tiles * s.cost;
+      }
       n.largest = max(n.largest, s.cost);
       n.tiles += s.tiles;
     }
@@ -103,6 +117,19 @@ struct SplitLine {
       n.total += ptx::shuffle_xor(n.total, d);
       n.largest = max(n.largest, ptx::shuffle_xor(n.largest, d));
       n.tiles += ptx::shuffle_xor(n.tiles, d);
+    }
+    return n;
+  }
+
+  /// Makes items so large that there is a place for each, and returns the line's length.
+  TANDEM_DEVICE LineLength set_grain() {
+    LineLength n = length();
+    if constexpr (by_split) {
+      for (int level = 0; level < p.split_levels; ++level) {
+        if (n.total <= static_cast<u32>(p.split_items) && n.largest <= combine_items) break;
+        grain *= merged_group;
+        n = length();
+      }
     }
     return n;
   }
@@ -204,7 +231,7 @@ TANDEM_DEVICE bool cuts_tiles(const ForwardParams& p, const LineLength& line, u3
 }
 
 /// With a split size: whether there is room for the parts of a tile. Sequences that overlap may have more
-/// than there can be otherwise; such a tile goes whole to the CTA in whose share it begins.
+/// than there can be otherwise; such a tile goes whole and uncut to the CTA in whose share it begins.
 TANDEM_DEVICE bool has_places(const ForwardParams& p, u32 start, u32 cost) {
   return start + cost <= static_cast<u32>(p.split_items);
 }
@@ -218,7 +245,7 @@ TANDEM_DEVICE int part_of_tail(u32 cta) {
 }
 constexpr int whole_tile = -1;
 
-/// The tiles, whole or in part, of this CTA's share. `by_split`: each split of a tile by itself, whose
+/// The tiles, whole or in part, of this CTA's share. `by_split`: each item of a tile by itself, whose
 /// partial result is its number in the line. `pairs`: its tiles of those that its cluster's share has.
 template <Tiling T, KeySource keys, bool by_split = false, bool pairs = false>
 struct SplitTiles {
@@ -238,7 +265,7 @@ struct SplitTiles {
   TANDEM_DEVICE bool next(TileIndex& t, Piece& piece) {
     const u32 cta = ptx::block_index();
     if (!begun) {
-      const LineLength length = line.length();
+      const LineLength length = line.set_grain();
       const u32 share = share_of(line.p, length);
       at = min((pairs ? cta / 2 : cta) * share, length.total);
       end = min(at + share, length.total);
@@ -261,7 +288,7 @@ struct SplitTiles {
     piece.count = ptx::warp_uniform(static_cast<int>(stop - at));
     const bool whole = at == start && stop == start + cost;
     if constexpr (by_split) {
-      piece.part = whole ? whole_tile : static_cast<int>(at);
+      piece.part = whole && (!in_parts || line.grain == 1) ? whole_tile : static_cast<int>(at);
     } else {
       piece.part = whole ? whole_tile : at == start ? part_of_head(cta) : part_of_tail(cta);
     }

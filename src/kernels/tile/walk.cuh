@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/tile/mask.cuh"
+#include "kernels/tile/part_merge.cuh"
 #include "kernels/tile/scheduler.cuh"
 #include "kernels/tile/select.cuh"
 #include "kernels/tile/softmax.cuh"
@@ -16,10 +17,7 @@ struct QueryTile {
   Visibility visible;
   BlockRange blocks;
   int part = whole_tile;  ///< the partial result that these blocks are for, or whole_tile
-  /// Of a tile that is computed split by split, from the last keys to the first: whether these blocks are its
-  /// first ones, and its last ones.
-  bool opens = true;
-  bool closes = true;
+  MergePlace split;       ///< which of the tile's splits, or of the part's, these blocks are
 };
 
 /// All lanes of a warp call.
@@ -81,46 +79,66 @@ struct QueryTiles {
   }
 };
 
-/// The same, each tile split by split, from the last keys to the first.
+/// The blocks of a tile, or of some of its splits, split by split, from the last keys to the first.
+struct SplitWalk {
+  int first = 0;  ///< blocks [first, rest) are left
+  int rest = 0;
+  int last = 0;  ///< number of the last split
+
+  TANDEM_DEVICE bool done() const { return rest <= first; }
+  TANDEM_DEVICE void begin(const BlockRange& blocks, int split_blocks) {
+    first = blocks.first;
+    rest = blocks.end;
+    last = (rest - 1) / split_blocks;
+  }
+  /// Makes `t` the next split. Blocks without keys come once, as they are.
+  TANDEM_DEVICE void take(QueryTile& t, int split_blocks) {
+    const int number = (rest - 1) / split_blocks;
+    t.blocks.end = rest;
+    t.blocks.first = done() ? first : max(first, number * split_blocks);
+    t.split = {number, first / split_blocks, last};
+    rest = t.blocks.first;
+  }
+};
+
+/// Walks each tile of QueryTiles split by split.
 template <Tiling T, Mask M, bool dynamic, KeySource keys>
 struct QueryTilesBySplit {
   QueryTiles<T, M, dynamic, keys> tiles;
-  int first = 0;  ///< blocks [first, rest) of the tile are left ...
-  int rest = 0;
-  int end = 0;  ///< ... of [first, end)
+  SplitWalk walk;
 
   TANDEM_DEVICE QueryTilesBySplit(const ForwardParams& params, DynamicScheduler::Shared& shared)
       : tiles(params, shared) {}
 
   template <bool producer>
   TANDEM_DEVICE bool next(QueryTile& t, bool leader) {
-    if (rest <= first) {
+    if (walk.done()) {
       if (!tiles.template next<producer>(t, leader)) return false;
-      first = t.blocks.first;
-      rest = end = t.blocks.end;
+      walk.begin(t.blocks, tiles.p.split_blocks);
     }
-    // A tile without keys comes once, as it is.
-    t.blocks.end = rest;
-    t.blocks.first =
-        rest > first ? max(first, (rest - 1) / tiles.p.split_blocks * tiles.p.split_blocks) : first;
-    t.opens = rest == end;
-    t.closes = t.blocks.first == first;
-    rest = t.blocks.first;
+    walk.take(t, tiles.p.split_blocks);
     return true;
   }
 };
 
-/// The same where CTAs share key blocks, or splits.
+/// The tiles of a CTA where CTAs share key blocks, or splits.
 template <Tiling T, Mask M, KeySource keys, bool by_split = false, bool pairs = false>
 struct SplitQueryTiles {
   const ForwardParams& p;
   SplitTiles<T, keys, by_split, pairs> tiles;
+  SplitWalk walk;  ///< of an item, by_split
 
   TANDEM_DEVICE SplitQueryTiles(const ForwardParams& params, DynamicScheduler::Shared&)
       : p(params), tiles{{params}} {}
 
   template <bool producer>
   TANDEM_DEVICE bool next(QueryTile& t, bool /*leader*/) {
+    if constexpr (by_split) {
+      if (!walk.done()) {
+        walk.take(t, p.split_blocks);
+        return true;
+      }
+    }
     typename SplitTiles<T, keys, by_split, pairs>::Piece piece;
     if (!tiles.next(t.index, piece)) return false;
     ptx::sync_warp();
@@ -128,9 +146,15 @@ struct SplitQueryTiles {
     const int queries = queries_of_tile<T>(p);
     t.blocks = BlockRange::of<T.block_n>(t.visible, t.index.m * queries, (t.index.m + 1) * queries);
     if constexpr (by_split) {
-      const int split = t.blocks.first / p.split_blocks + piece.skip;
-      t.blocks.first = min(max(t.blocks.first, split * p.split_blocks), t.blocks.end);
-      t.blocks.end = max(t.blocks.first, min((split + piece.count) * p.split_blocks, t.blocks.end));
+      t.split = {};
+      if (piece.part != whole_tile) {
+        const int item_blocks = tiles.line.item_blocks();
+        const int item = t.blocks.first / item_blocks + piece.skip;
+        t.blocks.first = min(max(t.blocks.first, item * item_blocks), t.blocks.end);
+        t.blocks.end = max(t.blocks.first, min((item + 1) * item_blocks, t.blocks.end));
+        walk.begin(t.blocks, p.split_blocks);
+        walk.take(t, p.split_blocks);
+      }
     } else {
       t.blocks.first = min(t.blocks.first + piece.skip, t.blocks.end);
       t.blocks.end = min(t.blocks.first + piece.count, t.blocks.end);
