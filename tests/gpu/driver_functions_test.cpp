@@ -32,14 +32,14 @@ class FunctionKernels : public FakeDriver {
 
   /// The Config of the `n`-th function, whose kernel is then on the disk.
   ForwardConfig on_disk(int n) const {
-    return on_disk({.digest = static_cast<unsigned long long>(n) + 1, .score_function = true});
+    return on_disk({.digest = static_cast<unsigned long long>(n) + 1, .score_function = true}, function);
   }
-  ForwardConfig on_disk(const Functions& functions) const {
+  ForwardConfig on_disk(const Functions& functions, const Function& score) const {
     ForwardConfig config = config_of_calls();
     config.functions = functions;
     KernelName name = kernel_name(Kernel::forward, config);
     name.architecture = architecture_of(properties(1));
-    name.functions = function_source({.score = &function});
+    name.functions = function_source({.score = &score});
     DiskCache(directory).store(cache_key(name, compiler()),
                                {.image = {'\x7f', 'E', 'L', 'F'}, .symbol = "forward", .usage = {}});
     return config;
@@ -94,7 +94,7 @@ TEST_F(FunctionKernels, OtherNumbersLoadNoOther) {
   const auto load_of = [this](const char* text) {
     const Function f = Function::parse(text, Function::Kind::score);
     const Functions functions = functions_config({.score = &f});
-    loaded_kernel(1, Kernel::forward, on_disk(functions), {.score = &f});
+    loaded_kernel(1, Kernel::forward, on_disk(functions, f), {.score = &f});
     return functions.digest;
   };
   const auto first = load_of("mul(s, 0.37)");

@@ -111,12 +111,11 @@ struct Sm80Forward {
   TANDEM_DEVICE void hide(float (&s)[scores], const tile::QueryTile& t, int u, int key);
   TANDEM_DEVICE void exponentiate(const tile::QueryTile& t, int u, int key, float (&s)[scores],
                                   u32 (&probabilities)[scores / 2], float (&o)[outputs],
-                                  tile::OnlineSoftmax& softmax, const float (&rescale)[2],
-                                  const float (&subtract)[2]);
+                                  tile::OnlineSoftmax& softmax);
   TANDEM_DEVICE void apply_functions(float (&s)[scores], const tile::QueryTile& t, int u, int key, bool full);
   TANDEM_DEVICE void drop(float (&s)[scores], const tile::QueryTile& t, int u, int key);
   TANDEM_DEVICE void multiply_values(Outputs& o, const Probabilities& probabilities, int stage);
-  TANDEM_DEVICE void store(Outputs& o, tile::OnlineSoftmax (&softmax)[units]);
+  TANDEM_DEVICE void store(Outputs& o, const tile::OnlineSoftmax (&softmax)[units]);
   TANDEM_DEVICE void store_empty(const tile::QueryTile& t);
 };
 
@@ -231,17 +230,13 @@ TANDEM_DEVICE void Sm80Forward<C>::take_scores(int visit, Scores& s, Probabiliti
   }
   const bool masked = block >= t.blocks.inner_end || block < t.blocks.inner_first;
   const int key = block * C.tiling.block_n;
-  float rescale[units][2];
-  float subtract[units][2];
 #pragma unroll
   for (int u = 0; u < units; ++u) {
     tile::transform_scores<C.transform>(s[u], p.scale, p.softcap);
     if constexpr (C.functions.given()) apply_functions(s[u], t, u, key, full);
     if constexpr (!flat) {
       if (masked) hide(s[u], t, u, key);
-      softmax[u].update(s[u], rescale[u], scale_log2);
-      softmax[u].bring_near(s[u], subtract[u], scale_log2);
-      exponentiate(t, u, key, s[u], probabilities[u], o[u], softmax[u], rescale[u], subtract[u]);
+      exponentiate(t, u, key, s[u], probabilities[u], o[u], softmax[u]);
     }
   }
   if constexpr (flat) {
@@ -250,12 +245,7 @@ TANDEM_DEVICE void Sm80Forward<C>::take_scores(int visit, Scores& s, Probabiliti
       for (int u = 0; u < units; ++u) hide(s[u], t, u, key);
     }
 #pragma unroll
-    for (int u = 0; u < units; ++u) softmax[u].update(s[u], rescale[u], scale_log2);
-#pragma unroll
-    for (int u = 0; u < units; ++u) softmax[u].bring_near(s[u], subtract[u], scale_log2);
-#pragma unroll
-    for (int u = 0; u < units; ++u)
-      exponentiate(t, u, key, s[u], probabilities[u], o[u], softmax[u], rescale[u], subtract[u]);
+    for (int u = 0; u < units; ++u) exponentiate(t, u, key, s[u], probabilities[u], o[u], softmax[u]);
   }
 }
 
@@ -266,14 +256,15 @@ TANDEM_DEVICE void Sm80Forward<C>::hide(float (&s)[scores], const tile::QueryTil
                    tile::query_position<C.tiling>(p, tile::FragmentPosition(thread())));
 }
 
-/// From scores that the softmax has seen to the probabilities of unit `u`.
+/// The same of unit `u`, whose scores are those that the softmax takes.
 template <ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::exponentiate(const tile::QueryTile& t, int u, int key, float (&s)[scores],
                                                 u32 (&probabilities)[scores / 2], float (&o)[outputs],
-                                                tile::OnlineSoftmax& softmax, const float (&rescale)[2],
-                                                const float (&subtract)[2]) {
+                                                tile::OnlineSoftmax& softmax) {
+  float rescale[2];
   float total[2];
-  softmax.exponentials(s, total, subtract, scale_log2, [](int) {});
+  softmax.update(s, rescale, scale_log2);
+  softmax.exponentials(s, total, scale_log2, [](int) {});
   softmax.add(total, rescale);
   if constexpr (C.functions.dropout) drop(s, t, u, key);
   tile::convert<C.tiling.element>(probabilities, s);
@@ -307,12 +298,11 @@ TANDEM_DEVICE void Sm80Forward<C>::multiply_values(Outputs& o, const Probabiliti
 
 /// The epilogue.
 template <ForwardConfig C>
-TANDEM_DEVICE void Sm80Forward<C>::store(Outputs& o, tile::OnlineSoftmax (&softmax)[units]) {
+TANDEM_DEVICE void Sm80Forward<C>::store(Outputs& o, const tile::OnlineSoftmax (&softmax)[units]) {
   const tile::QueryTile t = current();
 #pragma unroll
   for (int u = 0; u < units; ++u) {
     tile::DroppedRows<C.functions.dropout, C.functions.dropout_places>().scale_kept(o[u], p);
-    if constexpr (!C.functions.hide()) tile::find_infinite<C.mask>(softmax[u], output(u), t.index);
     if (C.schedule.split && t.part != tile::whole_tile) {
       if constexpr (C.schedule.invariant) {
         output(u).store_split(t.index, o[u], softmax[u], t.split, t.part);

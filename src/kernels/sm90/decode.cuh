@@ -172,7 +172,9 @@ TANDEM_DEVICE void DecodeConsumer<C>::step(const tile::QueryTile& t, int block, 
   float rescale[2];
   float total[2];
   softmax.update(s, rescale, scale_log2);
-  softmax.exponentials(s, total, scale_log2, [](int) {});
+  float subtract[2];
+  softmax.bring_near(s, subtract, scale_log2);
+  softmax.exponentials(s, total, subtract, scale_log2, [](int) {});
   softmax.add(total, rescale);
   // In most blocks no row's maximum moves. A NaN, too, is not 1.
   if (ptx::any_lane(!(rescale[0] == 1.0F && rescale[1] == 1.0F))) {

@@ -136,7 +136,9 @@ struct WideScorer {
     float rescale[2];
     float total[2];
     softmax.update(s, rescale, scale_log2);
-    softmax.exponentials(s, total, scale_log2, [](int) {});
+    float subtract[2];
+    softmax.bring_near(s, subtract, scale_log2);
+    softmax.exponentials(s, total, subtract, scale_log2, [](int) {});
     softmax.add(total, rescale);
     u32 packed[scores / 2];
     tile::convert<C.tiling.element>(packed, s);
