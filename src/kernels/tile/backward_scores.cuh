@@ -185,9 +185,19 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>>, KeyUnit<
     return hidden ? hidden_probability : probability_of;
   }
 
-  /// Computes dS^T = P^T (dP^T - delta), packed for dK and dQ. `packed_p` is P^T, or P^T times the slope.
-  TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
+  /// Computes dS^T = P^T (dP^T - delta), packed for dK and dQ. `p_of` is P^T in f32 or packed, or P^T times
+  /// the slope.
+  template <typename P, int n>
+  TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const P (&p_of)[n],
                                      const float (&dp)[scores]) const {
+    const auto low = [&](int i) {
+      if constexpr (n == scores) return p_of[2 * i];
+      return unpack_low<C.tiling.element>(static_cast<u32>(p_of[i]));
+    };
+    const auto high = [&](int i) {
+      if constexpr (n == scores) return p_of[2 * i + 1];
+      return unpack_high<C.tiling.element>(static_cast<u32>(p_of[i]));
+    };
     const float* delta = from_first_query<const float*>(shared.delta[dout_at.stage]);
 #pragma unroll
     for (int j = 0; j < scores / 4; ++j) {
@@ -195,22 +205,14 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>>, KeyUnit<
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int i = 2 * j + h;
-        packed[i] = pack<C.tiling.element>(unpack_low<C.tiling.element>(packed_p[i]) * (dp[2 * i] - x),
-                                           unpack_high<C.tiling.element>(packed_p[i]) * (dp[2 * i + 1] - y));
+        packed[i] = pack<C.tiling.element>(low(i) * (dp[2 * i] - x), high(i) * (dp[2 * i + 1] - y));
       }
     }
   }
   /// Computes dS^T from P^T in f32, which `p_packed` then has.
   TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], u32 (&p_packed)[scores / 2],
                                      const float (&p_f32)[scores], const float (&dp)[scores]) const {
-    const float* delta = from_first_query<const float*>(shared.delta[dout_at.stage]);
-#pragma unroll
-    for (int j = 0; j < scores / 4; ++j) {
-      const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(delta + 8 * j));
-#pragma unroll
-      for (int i = 4 * j; i < 4 * j + 4; i += 2)
-        packed[i / 2] = pack<C.tiling.element>(p_f32[i] * (dp[i] - x), p_f32[i + 1] * (dp[i + 1] - y));
-    }
+    score_gradients(packed, p_f32, dp);
     convert<C.tiling.element>(p_packed, p_f32);
   }
   /// Computes dS^T, if there may be a slope.
