@@ -12,12 +12,6 @@
 
 namespace tandem {
 
-/// What a partial result says of a row.
-TANDEM_DEVICE PartSum sum_at(const PartSum* at) {
-  const ptx::Float2 sum = ptx::load_global(reinterpret_cast<const ptx::Float2*>(at));
-  return {sum.x, sum.y};
-}
-
 /// Writes a row, of which each lane has four columns of every 128.
 template <Tiling T, int vectors>
 TANDEM_DEVICE void store_combined(tile::Output<T>& output, const tile::TileIndex& t, const tile::TileRow& row,
@@ -113,7 +107,7 @@ struct CombineRow {
 #pragma unroll
     for (int k = 0; k < shares; ++k) {
       const u32 i = static_cast<u32>(thread + k * threads);
-      const PartSum part = i < count ? sum_at(p.part_sums + place(i)) : PartSum{-ptx::infinity(), 0.0F};
+      const tile::PartMerge part = i < count ? tile::load_sum(p.part_sums + place(i)) : tile::PartMerge();
       reference[k] = part.reference;
       own.take(part);
     }
@@ -211,12 +205,7 @@ struct MergedRow {
   TANDEM_DEVICE void take(const MergedRow& part) {
     const tile::PartMerge::Weights w = merge.take(part.merge);
 #pragma unroll
-    for (int v = 0; v < vectors; ++v) {
-      sum[v].x = tile::PartMerge::add(sum[v].x, part.sum[v].x, w);
-      sum[v].y = tile::PartMerge::add(sum[v].y, part.sum[v].y, w);
-      sum[v].z = tile::PartMerge::add(sum[v].z, part.sum[v].z, w);
-      sum[v].w = tile::PartMerge::add(sum[v].w, part.sum[v].w, w);
-    }
+    for (int v = 0; v < vectors; ++v) sum[v] = tile::PartMerge::add(sum[v], part.sum[v], w, w);
   }
 };
 
@@ -236,9 +225,8 @@ TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileInde
 #pragma unroll(vectors == 1 ? 4 : 2)
     for (; count > rest; --count) {
       const i64 place = static_cast<i64>(first + count - 1) * p.part_rows + row;
-      const PartSum sum = sum_at(p.part_sums + place);
       MergedRow<vectors> part;
-      part.merge = tile::PartMerge(sum.reference, sum.sum);
+      part.merge = tile::load_sum(p.part_sums + place);
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
         const int col = min(v * 128 + lane * 4, C.tiling.head_dim_v - 4);

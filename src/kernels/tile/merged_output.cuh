@@ -15,9 +15,7 @@ TANDEM_DEVICE void merge_vectors(const ptx::Float4* from, ptx::Float4* to, int s
     const ptx::Float4 part = ptx::load_global(from + v * step);
     ptx::Float4 before{0.0F, 0.0F, 0.0F, 0.0F};
     if (!opens) before = ptx::load_global(to + v * step);
-    ptx::store_global(to + v * step,
-                      {PartMerge::add(before.x, part.x, first), PartMerge::add(before.y, part.y, first),
-                       PartMerge::add(before.z, part.z, last), PartMerge::add(before.w, part.w, last)});
+    ptx::store_global(to + v * step, PartMerge::add(before, part, first, last));
   }
 }
 
@@ -54,11 +52,10 @@ TANDEM_DEVICE void Output<T, invariant, columns>::merge_row(const TileIndex& t, 
   const bool used = query_of(t, position.row(h)) < t.seqlen_q;
   // The first thread of four has written the row's sum.
   const auto sum_at = [&](int part) {
-    ptx::Float2 sum{0.0F, 0.0F};
-    if (used && thread % 4 == 0)
-      sum = ptx::load_global(reinterpret_cast<const ptx::Float2*>(sum_of(part, row)));
+    PartMerge sum;
+    if (used && thread % 4 == 0) sum = load_sum(sum_of(part, row));
     const int writer = thread % warp_size / 4 * 4;
-    return PartMerge(ptx::shuffle(sum.x, writer), ptx::shuffle(sum.y, writer));
+    return PartMerge(ptx::shuffle(sum.reference, writer), ptx::shuffle(sum.sum, writer));
   };
   PartMerge merged;
   if (!opens) merged = sum_at(to);
@@ -147,23 +144,8 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_merged(const TileIndex& 
       reinterpret_cast<ptx::Float4&>(o[4 * v]) = ptx::load_global(kept.numbers + v * warp_size);
     }
   }
-  const FragmentPosition position(thread);
   float factor[2];
-  const bool has_sink = p.sink != nullptr;
-  const float sink =
-      (T.heads_as_rows ? false : has_sink) ? ptx::load_global(p.sink + t.head * p.sink_stride) : 0.0F;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int query = query_of(t, position.row(h));
-    float lse =
-        rows[h].finish(has_sink, (T.heads_as_rows ? sink_of(t, position.row(h)) : sink) * log2_e, factor[h]);
-    if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
-      factor[h] = 0.0F;
-      lse = -ptx::infinity();
-    }
-    if (column == 0 && query < t.end_q && thread % 4 == 0)
-      store_lse(t, query, head_of(t, position.row(h)), lse);
-  }
+  finish(t, rows, factor);
 #pragma unroll
   for (int i = 0; i < outputs; ++i) {
     if (factor[i / 2 % 2] == 0.0F) o[i] = 0.0F;

@@ -60,6 +60,8 @@ struct Output : FirstColumn<columns == T.head_dim_v> {
   TANDEM_DEVICE void store_empty_heads(const TileIndex& t);
   TANDEM_DEVICE void store_part(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax,
                                 int part);
+  template <typename Row>
+  TANDEM_DEVICE void finish(const TileIndex& t, const Row (&rows)[2], float (&factor)[2]);
   TANDEM_DEVICE void store_empty_part(const TileIndex& t, int part);
   TANDEM_DEVICE void store_sum(int part, int row, const PartSum& sum);
   TANDEM_DEVICE void store_split(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax,
@@ -170,24 +172,21 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_zeros(OutElement<T>* at,
   }
 }
 
-/// Normalises O and writes it with the LSE. The four lanes of a quad exchange words so that each stores 16
-/// bytes of a row and the quad 64 in a run: no shared memory, so the next tile's loads need not wait for this
-/// store.
+/// Writes the LSE of the thread's two rows, and finds what their O is multiplied by.
 template <Tiling T, bool invariant, int columns>
-TANDEM_DEVICE void Output<T, invariant, columns>::store(const TileIndex& t, float (&o)[outputs],
-                                                        const OnlineSoftmax& softmax) {
-  ptx::trace(TraceEvent::stores);
+template <typename Row>
+TANDEM_DEVICE void Output<T, invariant, columns>::finish(const TileIndex& t, const Row (&rows)[2],
+                                                         float (&factor)[2]) {
   const FragmentPosition position(thread);
   const bool has_sink = p.sink != nullptr;
   const float sink_log2 = (T.heads_as_rows ? false : has_sink)
                               ? ptx::load_global(p.sink + t.head * p.sink_stride) * log2_e
                               : 0.0F;
-  float factor[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int query = query_of(t, position.row(h));
-    float lse = softmax.row(h).finish(
-        has_sink, T.heads_as_rows ? sink_of(t, position.row(h)) * log2_e : sink_log2, factor[h]);
+    float lse = rows[h].finish(has_sink, T.heads_as_rows ? sink_of(t, position.row(h)) * log2_e : sink_log2,
+                               factor[h]);
     if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
       factor[h] = 0.0F;
       lse = -ptx::infinity();
@@ -195,6 +194,18 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store(const TileIndex& t, floa
     if (column == 0 && query < t.end_q && thread % 4 == 0)
       store_lse(t, query, head_of(t, position.row(h)), lse);
   }
+}
+
+/// Normalises O and writes it with the LSE. The four lanes of a quad exchange words so that each stores 16
+/// bytes of a row and the quad 64 in a run: no shared memory, so the next tile's loads need not wait for this
+/// store.
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE void Output<T, invariant, columns>::store(const TileIndex& t, float (&o)[outputs],
+                                                        const OnlineSoftmax& softmax) {
+  ptx::trace(TraceEvent::stores);
+  const RowSum rows[2] = {softmax.row(0), softmax.row(1)};
+  float factor[2];
+  finish(t, rows, factor);
   // Rows without a result may hold NaN. To select at each word would cost as much as packing does.
   if (ptx::any_lane(factor[0] == 0.0F || factor[1] == 0.0F)) {
 #pragma unroll

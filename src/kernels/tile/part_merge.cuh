@@ -8,6 +8,7 @@
 // is merged without changing a bit, and so is a group of one.
 #pragma once
 
+#include "kernels/ptx/memory.cuh"
 #include "kernels/tile/softmax.cuh"
 
 namespace tandem::tile {
@@ -34,7 +35,19 @@ struct PartMerge : RowSum {
   static TANDEM_DEVICE float add(float before, float part, const Weights& w) {
     return ptx::fma(before, w.before, part * w.part);
   }
+  /// Adds numbers of which the first two have weights of their own.
+  static TANDEM_DEVICE ptx::Float4 add(const ptx::Float4& before, const ptx::Float4& part,
+                                       const Weights& first, const Weights& last) {
+    return {add(before.x, part.x, first), add(before.y, part.y, first), add(before.z, part.z, last),
+            add(before.w, part.w, last)};
+  }
 };
+
+/// What a partial result says of a row.
+TANDEM_DEVICE PartMerge load_sum(const PartSum* at) {
+  const ptx::Float2 sum = ptx::load_global(reinterpret_cast<const ptx::Float2*>(at));
+  return {sum.x, sum.y};
+}
 
 /// A split among those that one CTA merges, or a group of splits among those of its level: their numbers.
 struct MergePlace {
