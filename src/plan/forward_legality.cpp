@@ -115,7 +115,7 @@ std::string forward_objection(const ForwardConfig& c) {
 int forward_local_bytes_allowed(const ForwardConfig& c) {
   // Words of a tile, stored once and read up to 14 times a tile with two masks, three times without: none in
   // the loops over unmasked blocks, at most one in a loop over masked ones.
-  return c.tiling.head_dim_v <= 192 || c.tiling.block_n != 80 || c.mask.varlen ? 0 : 12;
+  return c.tiling.head_dim_v <= 192 || c.tiling.block_n != 80 || c.mask.varlen ? 0 : c.mask.causal ? 8 : 12;
 }
 
 }  // namespace tandem
