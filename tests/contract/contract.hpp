@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "harness/expect.hpp"
@@ -240,19 +239,6 @@ inline std::vector<std::byte> part(const Box& box, std::int64_t first, std::int6
   const std::vector<std::byte> all = box.raw();
   const auto item = static_cast<std::int64_t>(size_of(box.dtype()));
   return {all.begin() + first * item, all.begin() + (first + count) * item};
-}
-
-/// Runs a case in which every key of kv head 1, and 30 of the others, have a logit of -inf.
-inline void expect_infinitely_low_keys(const Case& c) {
-  Call call(c);
-  const std::int64_t width = c.head_dim_qk;
-  for (std::int64_t n = 0; n < call.q.numel(); n += width) call.q.set(n, 1.0);
-  for (std::int64_t n = 0; n < call.k.numel(); n += width) {
-    const std::int64_t row = n / width / c.heads_kv;
-    const bool low = (c.page_size > 0 ? row : row % c.seqlen_k) < 30;
-    if (low || n / width % c.heads_kv == 1) call.k.set(n, -std::numeric_limits<double>::infinity());
-  }
-  run_everywhere(call, false);
 }
 
 }  // namespace tandem::harness
