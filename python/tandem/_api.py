@@ -251,10 +251,7 @@ def attention(
         split_size,
         sm_limit=sm_limit,
     )
-    if not (
-        score_mod is None and mask_mod is None and bias is None and mask is None and alibi_slopes is None
-    ):
-        call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
+    call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.add(call, dropout_p, dropout_seed, dropout_offset)
     if _arrays.is_torch(q):
         from tandem import _torch
@@ -265,13 +262,18 @@ def attention(
     return (result, lse) if return_lse else result
 
 
-def _functions_of(call: _call.Call, q: Any, *arguments: Any) -> Any:
-    """_functions.of_call, which torch.compile does not follow into."""
+def _functions_of(
+    call: _call.Call, q: Any, k: Any, score_mod: Any, bias: Any, alibi_slopes: Any, mask_mod: Any, mask: Any
+) -> Any:
+    """What a call has in place of its functions; None where it has none."""
+    if score_mod is None and bias is None and alibi_slopes is None and mask_mod is None and mask is None:
+        return None
+    of_call = _functions.of_call
     if _arrays.is_torch(q):
         from tandem import _torch_functions
 
-        return _torch_functions.of_call(call, q, *arguments)
-    return _functions.of_call(call, q, *arguments)
+        of_call = _torch_functions.of_call
+    return of_call(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
 
 
 def attention_backward(
@@ -336,10 +338,7 @@ def attention_backward(
     metadata = (*lengths, *(None,) * (len(_call.METADATA) - len(lengths)))
     call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
     call.sm_limit = sm_limit
-    if not (
-        score_mod is None and mask_mod is None and bias is None and mask is None and alibi_slopes is None
-    ):
-        call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
+    call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.add(call, dropout_p, dropout_seed, dropout_offset)
     _dropout.expect_seed(call)
     arrays = (dout, q, k, v, out, lse, sink, dlse, (dq, dk, dv, dsink))

@@ -146,19 +146,24 @@ def _backward_out(
     _call.backward(unflat(flat), dout, q, k, v, out, lse, sink, dlse, written)
 
 
-def _functions_forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Any:
-    *flat, score, mask, read = rest
+def _unflat_with_functions(q: Tensor, arguments: Sequence[Any]) -> _call.Call:
+    """The inverse of flat_with_functions."""
+    *flat, score, mask, read = arguments
     call = unflat(flat)
     call.functions = _functions.Functions(score, mask, read, _arrays.library_of("q", q))
-    return run(call, q, k, v, sink, None, True)
+    return call
+
+
+def _functions_forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Any:
+    return run(_unflat_with_functions(q, rest), q, k, v, sink, None, True)
 
 
 def _functions_backward(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any
 ) -> list[Tensor]:
-    out, lse, *flat, score, mask, read, need_read = rest[:-4]
-    call = unflat(flat)
-    call.functions = _functions.Functions(score, mask, read, _arrays.library_of("q", q))
+    out, lse, *flat, need_read = rest[:-4]
+    call = _unflat_with_functions(q, flat)
+    read = call.functions.arrays
     call.functions.differentiated = tuple(i for i, needed in enumerate(need_read) if needed)
     needed = (*rest[-4:], *need_read)
     found = _torch_functions.gradients(call, needed, dout, dlse, q, k, v, sink, out, lse, *read)

@@ -181,6 +181,7 @@ _OPERATORS = {
     "ne": "ne",
 }
 _SIGNS = {"neg": "neg", "abs": "abs", "invert": "bitwise_not"}
+_OF_PYTHON = _OPERATORS | _SIGNS
 
 
 def define() -> None:
@@ -234,7 +235,7 @@ def call_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     reflected = plain.startswith("r") and plain[1:] in _OPERATORS
     if reflected:
         args, plain = args[::-1], plain[1:]
-    plain = (_OPERATORS | _SIGNS).get(plain, plain) if name.startswith("__") else plain
+    plain = _OF_PYTHON.get(plain, plain) if name.startswith("__") else plain
     if plain == "getitem":
         array, index = args
         indices = index if isinstance(index, tuple) else (index,)
