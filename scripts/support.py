@@ -171,9 +171,7 @@ ROWS: dict[str, Callable[[str], str]] = {
     "head dimensions": widest(),
     "head dimensions with `split_size`": widest(split_size=1024),
     "**Backward**": listed(plain(backward=True)),
-    "the same features, all at once, in the backward pass": listed(
-        plain(head_dim_v=96, backward=True, **MASKS)
-    ),
+    "these features, all at once, backward": listed(plain(head_dim_v=96, backward=True, **MASKS)),
     "varlen, backward": listed(varlen(causal=True, backward=True)),
     "`deterministic` gradients": listed(plain(deterministic=True, backward=True)),
     "head dimensions, backward": widest(backward=True),
@@ -201,7 +199,7 @@ SHORT = {
     "forward": "**Forward**",
     "backward": "**Backward**",
     "head dimensions": "head dimensions",
-    "the same, backward": "head dimensions, backward",
+    "head dimensions, backward": "head dimensions, backward",
     "8-bit products": "**8-bit products** of f16 or bf16 tensors (`precision`)",
     "8-bit caches": "8-bit caches beside bf16 queries, a scale by tensor or head",
     "functions, dropout": "functions and dropout together, backward",

@@ -47,7 +47,7 @@ class FunctionNumbers {
     }
   }
 
-  /// Of node n; -1 where that is no parameter.
+  /// Node n's place among the parameters; -1 where it is none.
   [[nodiscard]] int place_of(std::size_t n) const { return places_[n]; }
   [[nodiscard]] int end() const { return end_; }
 

@@ -89,7 +89,7 @@ TEST(FunctionNumbers, WhatFindsNoPlaceStandsInTheText) {
   EXPECT_NE(text.find("params->numbers[31].real"), std::string::npos);
   EXPECT_EQ(text.find("params->numbers[32]"), std::string::npos);
   EXPECT_EQ(function_params({.score = &many}).numbers[most - 1].real, 2.5F + most - 1);
-  // Those of a mask function come first.
+  // A mask function's numbers come first.
   const Function first = mask("lt(k, 77)");
   EXPECT_EQ(function_params({.score = &many, .mask = &first}).numbers[most - 1].real, 2.5F + most - 2);
 }

@@ -34,8 +34,8 @@ struct AppendCase {
   std::vector<std::int64_t> index;  ///< cache_batch_idx; empty is not given
   std::vector<std::int64_t> slots;  ///< slot_mapping; empty: none
   std::vector<std::int64_t> leftpad;  ///< leftpad_k; empty is not given
-  /// Of codes: 0 none, 1 of the tensor, 2 of each (batch, head), 3 found by row and head, 4 given by new row
-  /// and head, of codes that are not packed.
+  /// Scales of codes: 0 none, 1 of the tensor, 2 of each (batch, head), 3 found by row and head, 4 given by
+  /// new row and head, of codes that are not packed.
   int scales = 0;
   std::int64_t rotary_dim = 0;  ///< 0: no embedding
   bool interleaved = false;

@@ -43,7 +43,7 @@ TEST(SplitsPlan, PartsOfSplitsFollowTheDeviceNotTheCapacity) {
   EXPECT_EQ(work_of(8, 1, 4'096).levels, 0);
 }
 
-/// Of page tables with room for very many keys, whose lengths a GPU alone knows.
+/// A call on page tables with room for very many keys, whose lengths a GPU alone knows.
 TEST(SplitsPlan, ScratchDoesNotFollowThePageTable) {
   for (const Device device : {Device{}, Device{.kind = Device::Kind::cuda, .index = gpu::first_described}}) {
     const bool on_gpu = device.kind == Device::Kind::cuda;

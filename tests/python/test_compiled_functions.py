@@ -132,7 +132,7 @@ def test_one_graph(name: str) -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_backends(backend: str) -> None:
-    """Of a function that is made in what is compiled, and reads a tensor that is made there."""
+    """A function is made in what is compiled, and reads a tensor that is made there."""
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
         tensor = q[0, :, :, 0] * 2

@@ -220,5 +220,5 @@ class TandemMLAPrefillBackend(MLAPrefillBackend):
     def run_prefill_context_chunk(
         self, chunk: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None
     ) -> Any:
-        """Of new tokens of some requests to a chunk of what was cached before them, all of which they see."""
+        """Attends from new tokens of some requests to a chunk of the keys cached before them, all of them."""
         return self._attend(q, k, v, chunk.query_start_loc, chunk.cu_seq_lens, return_lse=True, out=out)
