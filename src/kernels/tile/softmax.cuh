@@ -68,7 +68,7 @@ struct OnlineSoftmax {
   /// What the exponents of both rows subtract; the scores of far rows become relative to their reference, and
   /// the subtrahend 0. The scaled scores are rounded as the reference was, so that the largest exponent is 0;
   /// a logit is not known better. Almost no row is far. All lanes of a warp call. Kernels of many queries do
-  /// without: the branch took 3 to 7 % of short sequences' time on an H200.
+  /// without: it made them a fifth longer, and slower (records/history/forward.md, Far logits).
   template <int n>
   TANDEM_DEVICE void bring_near(float (&s)[n], float (&subtract)[2], float scale_log2) const {
     subtract[0] = shift(reference[0]);
