@@ -18,9 +18,9 @@
 #include <string>
 #include <vector>
 
-#include "cpu/convert.hpp"
-#include "cpu/eight_bit_forward.hpp"
-#include "cpu/reference.hpp"
+#include "cpu/common/convert.hpp"
+#include "cpu/eight_bit/forward.hpp"
+#include "cpu/reference/reference.hpp"
 #include "problem/recipe_of.hpp"
 
 namespace tandem::bench {

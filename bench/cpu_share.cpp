@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "api/make_problem.hpp"
-#include "cpu/convert.hpp"
+#include "cpu/common/convert.hpp"
 #include "cpu/cpu.hpp"
 #include "peak.hpp"
 #include "problem/problem.hpp"

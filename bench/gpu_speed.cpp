@@ -36,7 +36,7 @@
 #include <vector>
 
 #include "api/make_problem.hpp"
-#include "cpu/convert.hpp"
+#include "cpu/common/convert.hpp"
 #include "gpu/device.hpp"
 #include "gpu/run.hpp"
 #include "gpu_check.hpp"

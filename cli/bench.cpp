@@ -11,7 +11,7 @@
 #include "api/make_problem.hpp"
 #include "call.hpp"
 #include "command.hpp"
-#include "cpu/convert.hpp"
+#include "cpu/common/convert.hpp"
 #include "harness/sample.hpp"
 #include "problem/problem.hpp"
 #include "report.hpp"

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "cpu/convert.hpp"
+#include "cpu/common/convert.hpp"
 
 namespace tandem::cli {
 namespace {

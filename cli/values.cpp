@@ -5,7 +5,7 @@
 #include <numbers>
 #include <utility>
 
-#include "cpu/convert.hpp"
+#include "cpu/common/convert.hpp"
 
 namespace tandem::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <optional>
 
-#include "cpu/convert.hpp"
+#include "cpu/common/convert.hpp"
 
 namespace tandem::cli {
 

@@ -1,5 +1,5 @@
 // append_kv: arguments -> problem -> backend.
-#include "cpu/append.hpp"
+#include "cpu/cache/append.hpp"
 #include "api/append_builder.hpp"
 #include "api/trace.hpp"
 #include "gpu/run.hpp"

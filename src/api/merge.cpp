@@ -1,5 +1,5 @@
 // merge: arguments -> problem -> backend.
-#include "cpu/merge.hpp"
+#include "cpu/cache/merge.hpp"
 
 #include <array>
 #include <cstdio>

@@ -6,7 +6,7 @@
 
 #include "api/check.hpp"
 #include "api/trace.hpp"
-#include "cpu/quantize.hpp"
+#include "cpu/quantize/quantize.hpp"
 #include "gpu/run.hpp"
 #include "plan/plan_gpu.hpp"
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <span>
 
-#include "cpu/stop.hpp"
+#include "cpu/common/stop.hpp"
 #include "problem/problem.hpp"
 #include "problem/recipe.hpp"
 

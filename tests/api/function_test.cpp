@@ -11,7 +11,7 @@
 
 #include "api/make_problem.hpp"
 #include "arguments.hpp"
-#include "cpu/reference_function.hpp"
+#include "cpu/reference/function.hpp"
 
 namespace tandem {
 namespace {

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cpu/convert.hpp"
+#include "cpu/common/convert.hpp"
 
 namespace tandem::test {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "api/make_problem.hpp"
-#include "cpu/convert.hpp"
+#include "cpu/common/convert.hpp"
 #include "files/safetensors.hpp"
 #include "files/source.hpp"
 

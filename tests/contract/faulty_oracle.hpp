@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "cpu/reference.hpp"
+#include "cpu/reference/reference.hpp"
 #include "harness/runner.hpp"
 
 namespace tandem::harness {

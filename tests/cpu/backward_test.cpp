@@ -1,6 +1,6 @@
 // The CPU backward pass by itself: out and lse come from the oracle, so that nothing here depends on the
 // forward kernels.
-#include "cpu/backward.hpp"
+#include "cpu/backward/backward.hpp"
 #include "api/make_problem.hpp"
 
 #include <gtest/gtest.h>

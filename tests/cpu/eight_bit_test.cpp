@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "api/make_problem.hpp"
-#include "cpu/forward_kernels.hpp"
+#include "cpu/targets/kernels.hpp"
 #include "harness/element.hpp"
 #include "harness/expect.hpp"
 #include "harness/recipe_reference.hpp"

@@ -11,7 +11,7 @@
 
 #include "api/make_problem.hpp"
 #include "cpu/cpu.hpp"
-#include "cpu/reference.hpp"
+#include "cpu/reference/reference.hpp"
 #include "harness/expect.hpp"
 #include "harness/runner.hpp"
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <random>
 
-#include "cpu/function_bounds.hpp"
-#include "cpu/reference_function.hpp"
+#include "cpu/functions/bounds.hpp"
+#include "cpu/reference/function.hpp"
 
 namespace tandem::cpu {
 namespace {

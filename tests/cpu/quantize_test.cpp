@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "api/make_problem.hpp"
-#include "cpu/forward_kernels.hpp"
+#include "cpu/targets/kernels.hpp"
 #include "harness/call.hpp"
 #include "harness/element.hpp"
 

@@ -1,4 +1,4 @@
-// Compiled once for each instruction set (src/cpu/targets.cmake).
+// Compiled once for each instruction set (src/cpu/targets/targets.cmake).
 #include "cpu/simd_probe.hpp"
 
 #include "cpu/simd/dot.hpp"

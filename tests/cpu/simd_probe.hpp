@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cpu/convert.hpp"
+#include "cpu/common/convert.hpp"
 #include "cpu/cpu.hpp"
 
 namespace tandem::cpu {

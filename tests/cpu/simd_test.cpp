@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "cpu/convert.hpp"
+#include "cpu/common/convert.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/simd_probe.hpp"
 #include "problem/recipe.hpp"

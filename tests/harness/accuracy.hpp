@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/reference.hpp"
+#include "cpu/reference/reference.hpp"
 #include "problem/problem.hpp"
 
 namespace tandem::harness {

@@ -11,7 +11,7 @@
 // to be factors of a product, and the results; delta is the sum of dout times out as rounded.
 #pragma once
 
-#include "cpu/reference.hpp"
+#include "cpu/reference/reference.hpp"
 #include "problem/problem.hpp"
 
 namespace tandem::harness {

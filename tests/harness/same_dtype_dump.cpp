@@ -11,7 +11,7 @@
 #include <stdexcept>
 
 #include "call.hpp"
-#include "cpu/reference.hpp"
+#include "cpu/reference/reference.hpp"
 #include "same_dtype.hpp"
 
 namespace tandem::harness {

@@ -8,8 +8,8 @@
 #include <cmath>
 #include <limits>
 
-#include "cpu/operand.hpp"
-#include "cpu/quantize.hpp"
+#include "cpu/common/operand.hpp"
+#include "cpu/quantize/quantize.hpp"
 #include "harness/element.hpp"
 
 namespace tandem::kernel_tests {

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "api/make_problem.hpp"
-#include "cpu/dequantize.hpp"
-#include "cpu/quantize.hpp"
+#include "cpu/quantize/dequantize.hpp"
+#include "cpu/quantize/quantize.hpp"
 #include "emulated_call.hpp"
 #include "emulated_quantize.hpp"
 #include "gpu/quantize_tensor_params.hpp"

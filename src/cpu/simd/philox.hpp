@@ -1,7 +1,7 @@
 // Philox4x32-10 by lanes, and which entries of P dropout keeps.
 #pragma once
 
-#include "cpu/function_lanes.hpp"
+#include "cpu/functions/lanes.hpp"
 #include "problem/dropout.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {

@@ -1,7 +1,7 @@
 // The vector vocabulary of the CPU kernels: one register of f32 lanes, and loads and stores that convert.
 //
-// A source that includes this is compiled once for each instruction set (src/cpu/targets.cmake), each time
-// with TANDEM_TARGET naming the namespace that its code lives in. Such a source must not emit inline
+// A source that includes this is compiled once for each instruction set (src/cpu/targets/targets.cmake), each
+// time with TANDEM_TARGET naming the namespace that its code lives in. Such a source must not emit inline
 // functions or template instances of any other namespace (std::max at -O0, say): the linker would keep one
 // copy for every caller, perhaps one that this processor cannot run. Plain structs, builtins, always-inlined
 // functions and C functions are fine.
@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "cpu/convert.hpp"
+#include "cpu/common/convert.hpp"
 
 #define TANDEM_INLINE [[gnu::always_inline]] static inline
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cpu/cpu.hpp"
-#include "cpu/quantize.hpp"
+#include "cpu/quantize/quantize.hpp"
 #include "emulated_call.hpp"
 #include "gpu/eight_bit_forward_params.hpp"
 #include "launch.hpp"

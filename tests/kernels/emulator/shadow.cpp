@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <span>
 
-#include "cpu/vector_clones.hpp"
+#include "cpu/reference/vector_clones.hpp"
 
 namespace tandem::emulator {
 

@@ -1,0 +1,392 @@
+// The two products of a short query: few rows against a block of keys, with dot products along head_dim.
+#pragma once
+
+#include "cpu/forward/finish_row.hpp"
+#include "cpu/forward/key_rows.hpp"
+#include "cpu/simd/dot.hpp"
+#include "cpu/simd/transpose.hpp"
+
+namespace tandem::cpu::TANDEM_TARGET {
+
+/// Keys between two looks at the maximum: 8 heads of two such blocks, 256 KiB in 16 bits, are at home in a
+/// second-level cache.
+constexpr int short_block = 32;
+/// Rows that share the loads of K and V, and keys scored together: 16 accumulators, 8 on 16 registers.
+constexpr int rows_together = vec_registers == 32 ? 4 : 2;
+constexpr int keys_together = 4;
+
+/// Rows of K and V of one block. The list goes on with the last row up to a multiple of keys_together.
+template <typename K>
+struct BlockRows {
+  const K* k[short_block];
+  const K* v[short_block];
+  int count = 0;
+  bool missing = false;  ///< some lie in no page
+
+  /// Makes it the list for a head whose K and V lie at these offsets from it: a row in no page does not move.
+  void keep_missing(std::int64_t k_offset, std::int64_t v_offset) {
+    for (int j = 0; j < (count + keys_together - 1) / keys_together * keys_together; ++j) {
+      if (k[j] == missing_row<K>()) k[j] -= k_offset;
+      if (v[j] == missing_row<K>()) v[j] -= v_offset;
+    }
+  }
+};
+
+template <typename K>
+TANDEM_INLINE void list_rows(const ForwardTile& t, std::int64_t begin, int count, BlockRows<K>& rows) {
+  rows.missing = false;
+  for_each_run<K>(t, begin, count, [&](int first, const KeyRun<K>& run) {
+    rows.missing |= run.k == missing_row<K>();
+    for (int j = 0; j < run.count; ++j) {
+      rows.k[first + j] = run.k + j * t.k_stride;
+      rows.v[first + j] = run.v + j * t.v_stride;
+    }
+  });
+  rows.count = count;
+  for (int j = count; j % keys_together != 0; ++j) {
+    rows.k[j] = rows.k[count - 1];
+    rows.v[j] = rows.v[count - 1];
+  }
+}
+
+/// Fetches the first line of each row. A row may be on a page of its own whose address is looked up first,
+/// which takes as long as reading an eighth of the page: all at once they are looked up side by side, and the
+/// lines that follow find their page known. Decoding from memory is a third slower without it.
+template <typename K>
+TANDEM_INLINE void touch_rows(const BlockRows<K>& rows) {
+  for (int j = 0; j < rows.count; ++j) {
+    __builtin_prefetch(rows.k[j], 0, 2);
+    __builtin_prefetch(rows.v[j], 0, 2);
+  }
+}
+
+/// The next block's rows on their way into the second-level cache, spread over the work on this one: those of
+/// K, then those of V, of all heads in the order of memory, which the processor's own prefetching follows.
+template <typename K>
+class RowsAhead {
+ public:
+  RowsAhead(const ForwardTile& t, const BlockRows<K>& rows, int heads, std::int64_t k_head_stride,
+            std::int64_t v_head_stride)
+      : rows_(&rows), heads_(heads), left_(2 * heads * rows.count) {
+    stride_[0] = k_head_stride;
+    stride_[1] = v_head_stride;
+    bytes_[0] = t.head_dim_qk * static_cast<int>(sizeof(K));
+    bytes_[1] = t.head_dim_v * static_cast<int>(sizeof(K));
+    if (left_ > 0) open_row();
+  }
+
+  /// Fetches `rows` rows of one head.
+  [[gnu::always_inline]] void fetch(int rows) {
+    for (; rows > 0 && left_ > 0; --rows) {
+      for (const char* p = next_; p < end_; p += 64) __builtin_prefetch(p, 0, 2);
+      next_row();
+    }
+  }
+  void fetch_all() {
+    while (left_ > 0) fetch(1);
+  }
+
+ private:
+  [[gnu::always_inline]] void next_row() {
+    if (--left_ == 0) return;
+    if (++head_ == heads_) {
+      head_ = 0;
+      if (++row_ == rows_->count) {
+        row_ = 0;
+        of_v_ = 1;
+      }
+    }
+    open_row();
+  }
+  [[gnu::always_inline]] void open_row() {
+    const K* const first = (of_v_ != 0 ? rows_->v[row_] : rows_->k[row_]) + head_ * stride_[of_v_];
+    next_ = reinterpret_cast<const char*>(first);
+    end_ = next_ + bytes_[of_v_];
+  }
+
+  const char* next_ = nullptr;
+  const char* end_ = nullptr;
+  const BlockRows<K>* rows_;
+  std::int64_t stride_[2];
+  int bytes_[2];
+  int heads_;
+  int left_;  ///< rows of heads
+  int row_ = 0;
+  int head_ = 0;
+  int of_v_ = 0;
+};
+
+/// Products of f32 numbers, which k is widened to.
+template <typename K>
+struct WideScores {
+  using Query = float;
+  using Operand = Vec;
+  static constexpr int columns = vec_lanes;
+  [[gnu::always_inline]] static Operand query(const Query* p) { return load(p); }
+  [[gnu::always_inline]] static Operand key(const K* p) { return load(p); }
+  [[gnu::always_inline]] static Vec multiply_add(Operand a, Operand b, Vec sum) {
+    return hn::MulAdd(a, b, sum);
+  }
+};
+
+#if defined(__AVX512BF16__)
+/// Products of pairs of bf16: k is bf16, or 8-bit values, all of which bf16 has.
+template <typename K>
+struct PairScores {
+  using Query = bf16;
+  using Operand = UVec;
+  static constexpr int columns = 2 * vec_lanes;
+  [[gnu::always_inline]] static Operand query(const Query* p) { return bf16_of(p); }
+  [[gnu::always_inline]] static Operand key(const K* p) { return bf16_of(p); }
+  [[gnu::always_inline]] static Vec multiply_add(Operand a, Operand b, Vec sum) {
+    return dot_bf16(sum, a, b);
+  }
+};
+#endif
+
+/// Columns of a row of q: whole registers, the last of them filled with zeros.
+template <typename Scores>
+constexpr int query_stride(int columns) {
+  return (columns + Scores::columns - 1) / Scores::columns * Scores::columns;
+}
+
+/// The sums of the lanes of a, b, c and d, in this order, in memory.
+TANDEM_INLINE void store_sums(Vec a, Vec b, Vec c, Vec d, float* sums) {
+  transpose_blocks(a, b, c, d);
+  const Vec by_block = hn::Add(hn::Add(a, b), hn::Add(c, d));  // the sums of each 128 bits
+#if HWY_TARGET <= HWY_AVX3
+  const __m256 half =
+      _mm256_add_ps(_mm512_castps512_ps256(by_block.raw), _mm512_extractf32x8_ps(by_block.raw, 1));
+  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#elif HWY_TARGET == HWY_AVX2
+  _mm_storeu_ps(sums,
+                _mm_add_ps(_mm256_castps256_ps128(by_block.raw), _mm256_extractf128_ps(by_block.raw, 1)));
+#else
+  hn::StoreU(by_block, f32_lanes, sums);
+#endif
+}
+
+/// scores[row][key] for keys_together keys and `rows` rows of q.
+template <typename Scores, int rows, typename K>
+TANDEM_INLINE void score_keys(const K* const* keys, std::int64_t offset, const typename Scores::Query* q,
+                              int columns, float* scores) {
+  const int q_stride = query_stride<Scores>(columns);
+  Vec acc[rows][keys_together];
+  for (auto& row : acc) {
+    for (Vec& a : row) a = zero();
+  }
+  const K* k[keys_together];
+  for (int j = 0; j < keys_together; ++j) k[j] = keys[j] + offset;
+  const auto step = [&](int c, auto load_key) __attribute__((always_inline)) {
+    typename Scores::Operand key[keys_together];
+#pragma GCC unroll 4
+    for (int j = 0; j < keys_together; ++j) key[j] = load_key(k[j] + c);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      const typename Scores::Operand query = Scores::query(q + r * q_stride + c);
+#pragma GCC unroll 4
+      for (int j = 0; j < keys_together; ++j) {
+        acc[r][j] = Scores::multiply_add(query, key[j], acc[r][j]);
+      }
+    }
+  };
+  int c = 0;
+  for (; c + Scores::columns <= columns; c += Scores::columns) {
+    step(
+        c, [](const K* p) __attribute__((always_inline)) { return Scores::key(p); });
+  }
+  if (c < columns) {
+    step(
+        c, [&](const K* p) __attribute__((always_inline)) {
+          K rest[Scores::columns] = {};
+          __builtin_memcpy(rest, p, static_cast<unsigned long>(columns - c) * sizeof(K));
+          return Scores::key(rest);
+        });
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r) {
+    store_sums(acc[r][0], acc[r][1], acc[r][2], acc[r][3], scores + r * short_block);
+  }
+}
+
+/// Widens `vecs` registers of columns.
+template <int vecs, typename K>
+TANDEM_INLINE void load_columns(const K* p, Vec (&value)[vecs]) {
+#if defined(__AVX512BF16__)
+  if constexpr (__is_same(K, e4m3) && vecs % 2 == 0) {
+#pragma GCC unroll 4
+    for (int i = 0; i < vecs; i += 2) {
+      const __m512i pair = bf16_of(p + i * vec_lanes).raw;
+      const __m512i first = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(pair));
+      const __m512i second = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(pair, 1));
+      value[i] = bits_as_f32(UVec{_mm512_slli_epi32(first, 16)});
+      value[i + 1] = bits_as_f32(UVec{_mm512_slli_epi32(second, 16)});
+    }
+    return;
+  }
+#endif
+#pragma GCC unroll 4
+  for (int i = 0; i < vecs; ++i) value[i] = load(p + i * vec_lanes);
+}
+
+/// out[row] += sum over keys of p[row][key] * v[key], `vecs` registers of columns at a time.
+template <int rows, int vecs, typename K>
+TANDEM_INLINE void weigh_columns(const K* const* v, std::int64_t offset, int count, const float* p,
+                                 float* out, int out_stride, RowsAhead<K>& ahead) {
+  Vec acc[rows][vecs];
+  for (auto& row : acc) {
+    for (Vec& a : row) a = zero();
+  }
+  for (int j = 0; j < count; ++j) {
+    ahead.fetch(1);
+    Vec value[vecs];
+    load_columns(v[j] + offset, value);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      const Vec weight = broadcast(p[r * short_block + j]);
+#pragma GCC unroll 4
+      for (int i = 0; i < vecs; ++i) acc[r][i] = hn::MulAdd(weight, value[i], acc[r][i]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (int i = 0; i < vecs; ++i) {
+      float* const sum = out + r * out_stride + i * vec_lanes;
+      store(hn::Add(load(sum), acc[r][i]), sum);
+    }
+  }
+}
+
+#if defined(__AVX512BF16__)
+/// Weights as the sums of two bf16 each, which keep 16 bits. A product with a pair of keys then takes two dot
+/// products in place of two multiply-adds, and e4m3 need not be widened to f32, which takes longer than both.
+template <int rows>
+struct PairWeights {
+  alignas(64) std::uint16_t high[rows][short_block];
+  alignas(64) std::uint16_t low[rows][short_block];
+
+  /// Of p[row][key], 0 from `count` on.
+  explicit PairWeights(const float* p, int count) {
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      const float* const row = p + r * short_block;
+      const Vec first = load(row);
+      const Vec second = count > vec_lanes ? load(row + vec_lanes) : zero();
+      const UVec rounded = join_bf16(first, second);
+      hn::StoreU(rounded, u32_lanes, reinterpret_cast<std::uint32_t*>(high[r]));
+      const UVec rest = join_bf16(hn::Sub(first, widened(rounded, 0)), hn::Sub(second, widened(rounded, 1)));
+      hn::StoreU(rest, u32_lanes, reinterpret_cast<std::uint32_t*>(low[r]));
+    }
+  }
+
+ private:
+  [[gnu::always_inline]] static Vec widened(UVec pair, int half) {
+    const __m256i part =
+        half == 0 ? _mm512_castsi512_si256(pair.raw) : _mm512_extracti64x4_epi64(pair.raw, 1);
+    return bits_as_f32(UVec{_mm512_slli_epi32(_mm512_cvtepu16_epi32(part), 16)});
+  }
+};
+
+/// Two weights of neighbouring keys in every lane.
+TANDEM_INLINE UVec broadcast_pair(const std::uint16_t* p) {
+  std::uint32_t both = 0;
+  __builtin_memcpy(&both, p, sizeof both);
+  return hn::Set(u32_lanes, both);
+}
+
+/// As weigh_columns, `vecs` registers of 32 columns at a time, two keys at a time.
+template <int rows, int vecs, typename K>
+TANDEM_INLINE void weigh_pairs(const K* const* v, std::int64_t offset, int count,
+                               const PairWeights<rows>& weights, float* out, int out_stride,
+                               RowsAhead<K>& ahead) {
+  // Of each register of columns: the first four of every eight, and the last four.
+  Vec acc[rows][vecs][2];
+  for (auto& row : acc) {
+    for (auto& part : row) part[0] = part[1] = zero();
+  }
+  const auto step = [&](int j, auto load_second) __attribute__((always_inline)) {
+    ahead.fetch(2);
+    __m512i pair[vecs][2];
+#pragma GCC unroll 2
+    for (int i = 0; i < vecs; ++i) {
+      const __m512i first = bf16_of(v[j] + offset + i * 2 * vec_lanes).raw;
+      const __m512i second = load_second(i);
+      pair[i][0] = _mm512_unpacklo_epi16(first, second);
+      pair[i][1] = _mm512_unpackhi_epi16(first, second);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      const UVec high = broadcast_pair(weights.high[r] + j);
+      const UVec low = broadcast_pair(weights.low[r] + j);
+#pragma GCC unroll 2
+      for (int i = 0; i < vecs; ++i) {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+          const UVec values{pair[i][half]};
+          acc[r][i][half] = dot_bf16(dot_bf16(acc[r][i][half], high, values), low, values);
+        }
+      }
+    }
+  };
+  int j = 0;
+  for (; j + 2 <= count; j += 2) {
+    step(
+        j, [&](int i)
+               __attribute__((always_inline)) { return bf16_of(v[j + 1] + offset + i * 2 * vec_lanes).raw; });
+  }
+  if (j < count) {
+    step(
+        j, [](int) __attribute__((always_inline)) { return _mm512_setzero_si512(); });
+  }
+  const __m512i in_order[2] = {
+      _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23),
+      _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31)};
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+    for (int i = 0; i < vecs; ++i) {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        float* const sum = out + r * out_stride + (2 * i + half) * vec_lanes;
+        const Vec more{_mm512_permutex2var_ps(acc[r][i][0].raw, in_order[half], acc[r][i][1].raw)};
+        store(hn::Add(load(sum), more), sum);
+      }
+    }
+  }
+}
+#endif
+
+/// out[row] += sum over keys of p[row][key] * v[key].
+template <typename Scores, int rows, typename K>
+TANDEM_INLINE void weigh(const K* const* v, std::int64_t offset, int count, const float* p, float* out,
+                         int columns, RowsAhead<K>& ahead) {
+  constexpr int vecs = 4;
+  int c = 0;
+#if defined(__AVX512BF16__)
+  if constexpr (__is_same(Scores, PairScores<e4m3>)) {
+    const PairWeights<rows> weights(p, count);
+    for (; c + 2 * Scores::columns <= columns; c += 2 * Scores::columns) {
+      weigh_pairs<rows, 2>(v, offset + c, count, weights, out + c, columns, ahead);
+    }
+    for (; c + Scores::columns <= columns; c += Scores::columns) {
+      weigh_pairs<rows, 1>(v, offset + c, count, weights, out + c, columns, ahead);
+    }
+  }
+#endif
+  for (; c + vecs * vec_lanes <= columns; c += vecs * vec_lanes) {
+    weigh_columns<rows, vecs>(v, offset + c, count, p, out + c, columns, ahead);
+  }
+  for (; c + vec_lanes <= columns; c += vec_lanes) {
+    weigh_columns<rows, 1>(v, offset + c, count, p, out + c, columns, ahead);
+  }
+  for (; c < columns; ++c) {
+    for (int r = 0; r < rows; ++r) {
+      float sum = 0.0F;
+      for (int j = 0; j < count; ++j) sum += p[r * short_block + j] * to_f32(v[j][offset + c]);
+      out[r * columns + c] += sum;
+    }
+  }
+}
+
+}  // namespace tandem::cpu::TANDEM_TARGET

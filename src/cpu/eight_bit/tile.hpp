@@ -1,0 +1,126 @@
+// What the 8-bit driver (forward.cpp) hands to its kernels (quantize/kernel.cpp,
+// kernel.cpp): plain numbers and pointers, as in forward/tile.hpp.
+#pragma once
+
+#include "cpu/forward/tile.hpp"
+#include "problem/recipe.hpp"
+
+namespace tandem::cpu {
+
+/// A rotary embedding of some rows (QuantizeArgs): tables by row and pair of channels. Null: none.
+struct RotaryRows {
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  std::int64_t cos_stride = 0;  ///< from row to row
+  std::int64_t sin_stride = 0;
+  int dim = 0;  ///< channels that take part
+  bool interleaved = false;
+};
+
+/// Up to quant_block rows of one head, as the user has them, and what is done to them before they are
+/// rounded.
+struct QuantizeRows {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t stride = 0;  ///< elements from row to row
+  int rows = 0;
+  int dim = 0;
+  const float* mean = nullptr;  ///< by channel, subtracted; may be null
+  bool rotate = false;
+  float* scratch = nullptr;  ///< rows * dim
+  RotaryRows rotary{};       ///< done first
+};
+
+/// How they are rounded, and where quantized values and scales go: element = quantized value * scale.
+struct QuantizeTo {
+  OperandType type = OperandType::e4m3;  ///< e4m3 or s8
+  ScaleGroup group = ScaleGroup::block;
+  float largest = 0.0F;  ///< tensor and head: the largest magnitude of the group
+  std::uint8_t* out = nullptr;
+  std::int64_t out_stride = 0;
+  float* scales = nullptr;  ///< channel: one a channel; else one a row, equal where rows share it
+  /// s8, groups larger than a row: rows that hold a NaN or an infinity are marked (nan_marker), and their
+  /// scale is negative; else NaN is the scale of all of the group.
+  bool nan_markers = false;
+};
+
+/// The quantiser for one instruction set. NaN and infinity count for no scale and no mean.
+struct QuantizeKernel {
+  /// sums[c] += the rows' finite elements of channel c, in an order that is the same everywhere.
+  void (*sum_channels)(const QuantizeRows& rows, float* sums) = nullptr;
+  /// The largest finite magnitude after mean and rotation.
+  float (*largest)(const QuantizeRows& rows) = nullptr;
+  void (*quantize)(const QuantizeRows& rows, const QuantizeTo& to) = nullptr;
+};
+
+/// Up to quant_block queries of one head against the keys they see.
+struct EightBitTile {
+  ForwardTile
+      forward;  ///< group 1; k is unused, v read where PV is in 16 bits; scratch as eight_bit_scratch says
+  Recipe recipe;
+  float q_largest = 0.0F;                     ///< scale groups tensor and head: the largest |q|
+  const float* q_scales = nullptr;            ///< where q is quantized: its first row's
+  std::int64_t q_scale_stride = 0;            ///< from row to row
+  const float* mean = nullptr;                ///< of K by channel, where it was removed
+  const std::uint8_t* k_quantized = nullptr;  ///< [seqlen_k][head_dim_qk]
+  const float* k_scales = nullptr;            ///< [seqlen_k], negative for a marked row
+  const std::uint8_t* v_quantized = nullptr;  ///< [seqlen_k][head_dim_v]
+  const float* v_scales = nullptr;            ///< channel: [blocks][head_dim_v]; else [seqlen_k]
+};
+
+/// A caller-supplied row of quantized values, and its scale, which loses its sign to the values: on a GPU
+/// scales have none. -128, which s8 has no other sign of, becomes 127.
+[[gnu::always_inline]] inline void take_quantized(const std::uint8_t* from, OperandType type,
+                                                  std::int64_t dim, float scale, std::uint8_t* to,
+                                                  float& stored) {
+  stored = __builtin_fabsf(scale);  // of -0, too: a sign that is left marks the row
+  for (std::int64_t c = 0; c < dim; ++c) {
+    const std::uint8_t code = from[c];
+    const int other = type == OperandType::e4m3 ? code ^ 0x80 : code == 0x80 ? 0x7F : -code;
+    to[c] = scale < 0.0F ? static_cast<std::uint8_t>(other) : code;
+  }
+}
+
+/// The pieces of a thread's scratch memory, as offsets in floats.
+struct EightBitScratch {
+  std::size_t q = 0;          ///< [stripe][head_dim_qk][lanes]
+  std::size_t out = 0;        ///< [stripe][head_dim_v][lanes], f32 sums
+  std::size_t held = 0;       ///< likewise, sums not promoted yet
+  std::size_t scores = 0;     ///< [key][lanes] of one stripe
+  std::size_t k = 0;          ///< a block's decoded K, and the quantiser's rows
+  std::size_t v = 0;          ///< a block's decoded V
+  std::size_t quantized = 0;  ///< of Q, in bytes
+  std::size_t channels = 0;   ///< two arrays by channel of V
+  std::size_t rows = 0;       ///< seven arrays by query row
+  std::size_t totals = 0;     ///< of runs of keys (forward/lane_totals.hpp)
+  std::size_t floats = 0;
+};
+
+[[gnu::always_inline]] inline EightBitScratch eight_bit_scratch(std::int64_t head_dim_qk,
+                                                                std::int64_t head_dim_v) {
+  EightBitScratch s;
+  const auto take = [&s](std::int64_t count) {
+    const std::size_t at = s.floats;
+    s.floats += static_cast<std::size_t>((count + 15) / 16 * 16);
+    return at;
+  };
+  s.q = take(quant_block * head_dim_qk);
+  s.out = take(quant_block * head_dim_v);
+  s.held = take(quant_block * head_dim_v);
+  s.scores = take(quant_block * 64);
+  s.k = take(quant_block * (head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v));
+  s.v = take(quant_block * head_dim_v);
+  s.quantized = take(quant_block * head_dim_qk / 4);
+  s.channels = take(2 * head_dim_v);
+  s.rows = take(7 * quant_block);
+  const std::size_t totals = totals_bytes(quant_block, static_cast<int>(head_dim_v));
+  s.totals = take(static_cast<std::int64_t>(totals / sizeof(float)));
+  return s;
+}
+
+/// The attention kernel for one instruction set.
+struct EightBitKernel {
+  void (*run)(const EightBitTile& tile) = nullptr;
+};
+
+}  // namespace tandem::cpu

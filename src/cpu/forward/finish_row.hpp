@@ -1,0 +1,87 @@
+// The two ends of a query row that every forward kernel shares: which keys it sees, and what becomes of its
+// sums.
+#pragma once
+
+#include "cpu/forward/tile.hpp"
+#include "cpu/simd/math.hpp"
+#include "cpu/simd/stage.hpp"
+
+namespace tandem::cpu::TANDEM_TARGET {
+
+constexpr float negative_infinity = -__builtin_inff();
+
+/// Keys [begin, end) of the sequence.
+struct RowKeys {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+/// tandem::visible_keys for kernels.
+TANDEM_INLINE RowKeys row_keys(const ForwardTile& t, std::int64_t row) {
+  const std::int64_t diagonal = row + t.seqlen_k - t.seqlen_q;
+  const std::int64_t begin = t.window_left >= 0 ? diagonal - t.window_left : 0;
+  const std::int64_t end = t.window_right >= 0 ? diagonal + t.window_right + 1 : t.seqlen_k;
+  return {begin > 0 ? begin : 0, end < t.seqlen_k ? end : t.seqlen_k};
+}
+
+/// A row's exponentials: their sum, and the logit that it and O are relative to.
+struct RowSum {
+  double top;
+  float sum;
+};
+
+/// What becomes of a row once every key has been seen.
+struct Finish {
+  float scale;        ///< what O must be multiplied by
+  double top;         ///< of the logits and the sink
+  float denominator;  ///< of the softmax, relative to top
+};
+
+/// e^(logit - top).
+TANDEM_INLINE float weight_of(double logit, double top) {
+  return logit == top ? 1.0F : static_cast<float>(__builtin_exp(logit - top));
+}
+
+TANDEM_INLINE Finish finish_row(const RowSum& row, const float* sink, float v_scale) {
+  if (sink == nullptr) return {v_scale / row.sum, row.top, row.sum};
+  const double logit = *sink;
+  const double top = logit > row.top ? logit : row.top;
+  const float weight = weight_of(row.top, top);
+  const float denominator = row.sum * weight + weight_of(logit, top);
+  return {weight * v_scale / denominator, top, denominator};
+}
+
+TANDEM_INLINE float row_lse(const Finish& f) {
+  // Only logits that are all -inf leave 0: their softmax is 0 / 0.
+  if (f.denominator == 0.0F) return __builtin_nanf("");
+  return static_cast<float>(f.top + __builtin_log(f.denominator));
+}
+
+/// Writes out and lse of one row. `seen`: it sees a key; `accumulated` is its unnormalised O. Without a key
+/// the LSE is what is left of its formula: the sink's logit, or -inf.
+template <typename Out>
+TANDEM_INLINE void write_row(const ForwardTile& t, std::int64_t row, std::int64_t head, bool seen,
+                             const RowSum& sum, const float* accumulated) {
+  Out* out = static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
+  const float* sink = t.sink != nullptr ? t.sink + head * t.sink_stride : nullptr;
+  float lse = sink != nullptr ? *sink : negative_infinity;
+  if (seen) {
+    const Finish f = finish_row(sum, sink, t.v_scale);
+    scale_row(accumulated, t.head_dim_v, f.scale, out);
+    if (t.lse.data != nullptr) lse = row_lse(f);
+  } else {  // 0 whatever was accumulated: a NaN in V reaches every row of a block
+    __builtin_memset(out, 0, static_cast<std::size_t>(t.head_dim_v) * sizeof(Out));
+  }
+  if (t.lse.data != nullptr) {
+    static_cast<float*>(t.lse.data)[row * t.lse.row_stride + head * t.lse.head_stride] = lse;
+  }
+}
+
+/// The same for sums relative to `maximum`, a logit times log2(e).
+template <typename Out>
+TANDEM_INLINE void write_row(const ForwardTile& t, std::int64_t row, std::int64_t head, bool seen,
+                             float maximum, float sum, const float* accumulated) {
+  write_row<Out>(t, row, head, seen, {.top = static_cast<double>(maximum) * ln_2, .sum = sum}, accumulated);
+}
+
+}  // namespace tandem::cpu::TANDEM_TARGET

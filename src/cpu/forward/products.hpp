@@ -1,0 +1,78 @@
+// The two products of a tile: a block of keys against a stripe of queries, which lie in the lanes.
+#pragma once
+
+#include "cpu/forward/ahead.hpp"
+#include "cpu/forward/stripe.hpp"
+#include "cpu/simd/product.hpp"
+
+namespace tandem::cpu::TANDEM_TARGET {
+
+template <typename Math, int rows, int vecs>
+TANDEM_INLINE void score_rows(const typename Math::Word* k, std::int64_t k_stride,
+                              const typename Math::Word* q, int depth, float* scores) {
+  Vec acc[rows][vecs];
+  for (auto& row : acc) {
+    for (Vec& a : row) a = zero();
+  }
+  multiply_tile<Math, rows, vecs>(acc, k, k_stride, 1, q, stripe_lanes, depth);
+  for (int r = 0; r < rows; ++r) {
+    for (int v = 0; v < vecs; ++v) store(acc[r][v], scores + r * stripe_lanes + v * vec_lanes);
+  }
+}
+
+/// S^T = K Q^T for `count` keys.
+template <typename Math, int vecs>
+[[gnu::noinline]] void score(const typename Math::Word* k, std::int64_t k_stride, int count,
+                             const typename Math::Word* q, int depth, float* scores, Ahead& ahead) {
+  constexpr int rows = tile_rows(vecs);
+  int j = 0;
+  for (; j + rows <= count; j += rows) {
+    ahead.fetch(rows);
+    score_rows<Math, rows, vecs>(k + j * k_stride, k_stride, q, depth, scores + j * stripe_lanes);
+  }
+  for (; j < count; ++j) {
+    score_rows<Math, 1, vecs>(k + j * k_stride, k_stride, q, depth, scores + j * stripe_lanes);
+  }
+}
+
+template <typename Math, int rows, int vecs>
+TANDEM_INLINE void accumulate_rows(const typename Math::Word* v, std::int64_t v_stride,
+                                   const typename Math::Word* p, int depth, float* out) {
+  Vec acc[rows][vecs];
+  for (auto& row : acc) {
+    for (Vec& a : row) a = zero();
+  }
+  multiply_tile<Math, rows, vecs>(acc, v, 1, v_stride, p, stripe_lanes, depth);
+  for (int r = 0; r < rows; ++r) {
+    for (int i = 0; i < vecs; ++i) {
+      float* const sum = out + r * stripe_lanes + i * vec_lanes;
+      store(hn::Add(load(sum), acc[r][i]), sum);
+    }
+  }
+}
+
+/// O^T += V^T P^T over `depth` words of keys, for `dims` columns of V. The block has a sum of its own, which
+/// is then added (lane_totals.hpp says why).
+template <typename Math, int vecs>
+[[gnu::noinline]] void accumulate(const typename Math::Word* v, std::int64_t v_stride, int dims,
+                                  const typename Math::Word* p, int depth, float* out) {
+  constexpr int rows = tile_rows(vecs);
+  int c = 0;
+  for (; c + rows <= dims; c += rows) {
+    accumulate_rows<Math, rows, vecs>(v + c, v_stride, p, depth, out + c * stripe_lanes);
+  }
+  for (; c < dims; ++c) accumulate_rows<Math, 1, vecs>(v + c, v_stride, p, depth, out + c * stripe_lanes);
+}
+
+/// Calls f with the number of registers as a constant.
+template <typename Function>
+TANDEM_INLINE void with_vecs(int vecs, Function f) {
+  switch (vecs) {
+    case 1: f.template operator()<1>(); break;
+    case 2: f.template operator()<2>(); break;
+    case 3: f.template operator()<3>(); break;
+    default: f.template operator()<stripe_vecs>(); break;
+  }
+}
+
+}  // namespace tandem::cpu::TANDEM_TARGET

@@ -1,0 +1,244 @@
+// The online softmax of a stripe's scores against one block of keys, register by register: mask, softcap,
+// maximum, exponentials.
+#pragma once
+
+#include "cpu/forward/stripe.hpp"
+
+namespace tandem::cpu::TANDEM_TARGET {
+/// A row's running maximum is only raised when a block exceeds it by 2^8: rescaling O is rare, p stays below
+/// 256.
+constexpr float rescale_threshold = 8.0F;
+
+/// `far`: as Base's.
+template <bool far>
+TANDEM_INLINE Vec exponent(Vec s, const Logits& logits, const Base& base) {
+  if constexpr (!HWY_NATIVE_FMA) return hn::Mul(hn::Sub(s, base.raw), broadcast(logits.factor));
+  if constexpr (far) s = hn::Sub(s, base.raw);
+  return hn::MulSub(s, broadcast(logits.factor), base.scaled);
+}
+
+/// Keys of a block that one register's rows see, relative to the block: any of them, and by lane.
+struct LaneKeys {
+  int begin;
+  int end;
+  bool partial;  ///< some row does not see all of [begin, end)
+  IVec first;
+  IVec last;
+};
+
+TANDEM_INLINE LaneKeys all_keys(int count) {
+  return {0, count, false, hn::Zero(i32_lanes), hn::Zero(i32_lanes)};
+}
+
+TANDEM_INLINE int clamp_to(std::int64_t x, int high) {
+  return x < 0 ? 0 : (x > high ? high : static_cast<int>(x));
+}
+
+template <typename Math>
+LaneKeys lane_keys(const Stripe<Math>& s, const Block<Math>& b, int vec) {
+  const int lane = vec * vec_lanes;
+  const int lanes = s.count - lane < vec_lanes ? s.count - lane : vec_lanes;
+  std::int32_t first[vec_lanes];
+  std::int32_t last[vec_lanes];
+  LaneKeys keys = all_keys(b.count);
+  keys.begin = b.count;
+  keys.end = 0;
+  for (int i = 0; i < vec_lanes; ++i) {
+    first[i] = 0;
+    last[i] = b.count;
+    if (i >= lanes) continue;
+    first[i] = clamp_to(s.first_key[lane + i] - b.begin, b.count);
+    last[i] = clamp_to(s.last_key[lane + i] - b.begin, b.count);
+    if (first[i] >= last[i]) continue;
+    if (first[i] < keys.begin) keys.begin = first[i];
+    if (last[i] > keys.end) keys.end = last[i];
+  }
+  // Whole chunks of vec_lanes keys, which is an even number: segments and pairs of keys stay aligned.
+  keys.begin = keys.begin / vec_lanes * vec_lanes;
+  const int end = (keys.end + vec_lanes - 1) / vec_lanes * vec_lanes;
+  keys.end = end < b.count ? end : b.count;
+  for (int i = 0; i < vec_lanes; ++i) keys.partial |= first[i] > keys.begin || last[i] < keys.end;
+  keys.first = hn::LoadU(i32_lanes, first);
+  keys.last = hn::LoadU(i32_lanes, last);
+  return keys;
+}
+
+/// Softcap, mask and maximum of one register's scores of keys [keys.begin, keys.end), in place.
+TANDEM_INLINE Vec finish_scores(float* scores, const LaneKeys& keys, const Logits& logits) {
+  if (logits.cap_out != 0.0F) {
+    for (int j = keys.begin; j < keys.end; ++j) {
+      float* s = scores + j * stripe_lanes;
+      store(hn::Mul(tanh(hn::Mul(load(s), broadcast(logits.cap_in))), broadcast(logits.cap_out)), s);
+    }
+  }
+  if (keys.partial) {
+    for (int j = keys.begin; j < keys.end; ++j) {
+      float* s = scores + j * stripe_lanes;
+      const IVec key = hn::Set(i32_lanes, j);
+      const auto seen = hn::AndNot(hn::Lt(key, keys.first), hn::Lt(key, keys.last));
+      store(hn::IfThenElse(hn::RebindMask(f32_lanes, seen), load(s), broadcast(negative_infinity)), s);
+    }
+  }
+  // Four chains, since a maximum takes several cycles. A NaN may be lost here: its exponential is NaN all the
+  // same.
+  Vec maximum[4];
+  for (Vec& m : maximum) m = broadcast(negative_infinity);
+  int j = keys.begin;
+  for (; j + 4 <= keys.end; j += 4) {
+    for (int i = 0; i < 4; ++i) maximum[i] = hn::Max(load(scores + (j + i) * stripe_lanes), maximum[i]);
+  }
+  for (; j < keys.end; ++j) maximum[0] = hn::Max(load(scores + j * stripe_lanes), maximum[0]);
+  return hn::Max(hn::Max(maximum[0], maximum[1]), hn::Max(maximum[2], maximum[3]));
+}
+
+/// Raw products of a segment's keys times the keys' scales.
+TANDEM_INLINE void scale_scores(float* scores, const Segment& g, const float* k_scales) {
+  for (int j = g.begin; j < g.end; ++j) {
+    const Vec scale = broadcast(k_scales[j]);
+    for (int v = g.first_vec; v < g.last_vec; ++v) {
+      float* const s = scores + j * stripe_lanes + v * vec_lanes;
+      store(hn::Mul(load(s), scale), s);
+    }
+  }
+}
+
+/// Replaces scores by exponentials, as the operand that Math wants, and returns their sum by lane.
+/// `weighted`: what replaces them is times v_scales, which their sum is not.
+template <typename Math, bool far, bool weighted = false>
+TANDEM_INLINE Vec exponentiate(float* scores, int begin, int end, const Logits& logits, const Base& base,
+                               const float* v_scales = nullptr) {
+  const auto power = [&](int key) {
+    return exp2(exponent<far>(load(scores + key * stripe_lanes), logits, base));
+  };
+  const auto weigh = [&](Vec p, int key) {
+    if constexpr (weighted) return hn::Mul(p, broadcast(v_scales[key]));
+    return p;
+  };
+  Vec sum = zero();
+  if constexpr (Math::elements_per_word == 1) {
+    for (int j = begin; j < end; ++j) {
+      const Vec p = power(j);
+      store(weigh(p, j), scores + j * stripe_lanes);
+      sum = hn::Add(sum, p);
+    }
+  }
+#if defined(__AVX512BF16__)
+  if constexpr (Math::elements_per_word == 2) {
+    // Pair i takes the place of row i, whose scores have been read by then.
+    for (int j = begin; j < end; j += 2) {
+      const Vec even = power(j);
+      const Vec odd = j + 1 < end ? power(j + 1) : zero();
+      hn::StoreU(pair_bf16(weigh(even, j), j + 1 < end ? weigh(odd, j + 1) : odd), u32_lanes,
+                 reinterpret_cast<std::uint32_t*>(scores) + j / 2 * stripe_lanes);
+      sum = hn::Add(sum, hn::Add(even, odd));
+    }
+  }
+#endif
+  return sum;
+}
+
+/// Out of line: beside the usual loop it costs bf16 5 % of its speed.
+template <typename Math>
+[[gnu::noinline]] Vec exponentiate_far(float* scores, int begin, int end, const Logits& logits,
+                                       const Base& base) {
+  return exponentiate<Math, true>(scores, begin, end, logits, base);
+}
+
+/// Out of line as well; right for rows that are far and for others.
+template <typename Math>
+[[gnu::noinline]] Vec exponentiate_weighted(float* scores, int begin, int end, const Logits& logits,
+                                            const Base& base, const float* v_scales) {
+  return exponentiate<Math, true, true>(scores, begin, end, logits, base, v_scales);
+}
+
+TANDEM_INLINE void rescale_out(float* out, int dims, Vec alpha) {
+  for (int c = 0; c < dims; ++c) {
+    float* o = out + c * stripe_lanes;
+    store(hn::Mul(load(o), alpha), o);
+  }
+}
+
+/// The softmax of one register of rows: scores to exponentials, with maximum, sum and O brought up to date.
+/// `v_scales`, by key, may be null.
+template <typename Math>
+[[gnu::noinline]] void soften(const Stripe<Math>& s, int vec, const LaneKeys& keys, const Logits& logits,
+                              int dims, float* scores, const float* v_scales) {
+  const int lane = vec * vec_lanes;
+  const Vec old = load(s.maximum + lane);
+  const Vec block = finish_scores(scores + lane, keys, logits);
+  const Vec growth = exponent_between(base_of(block, logits), base_of(old, logits), logits);
+  const auto raised = hn::Gt(growth, broadcast(rescale_threshold));
+  Vec maximum = old;
+  Vec sum = load(s.sum + lane);
+  if (!hn::AllFalse(f32_lanes, raised)) {
+    maximum = hn::IfThenElse(raised, block, old);
+    const Vec alpha = hn::IfThenElse(raised, exp2(hn::Neg(growth)), broadcast(1.0F));
+    sum = hn::Mul(sum, alpha);
+    const bool fresh = hn::AllTrue(f32_lanes, hn::Eq(old, broadcast(negative_infinity)));
+    if (!fresh) rescale_out(s.out + lane, dims, alpha);  // a fresh O is 0
+    store(maximum, s.maximum + lane);
+  }
+  // A row that has seen nothing but -inf: 2^(-inf - 0) is the 0 that it wants.
+  const Vec safe = hn::IfThenZeroElse(hn::Eq(maximum, broadcast(negative_infinity)), maximum);
+  const Base base = base_of(safe, logits);
+  const Vec more = v_scales != nullptr ? exponentiate_weighted<Math>(scores + lane, keys.begin, keys.end,
+                                                                     logits, base, v_scales)
+                   : base.far ? exponentiate_far<Math>(scores + lane, keys.begin, keys.end, logits, base)
+                              : exponentiate<Math, false>(scores + lane, keys.begin, keys.end, logits, base);
+  store(hn::Add(sum, more), s.sum + lane);
+}
+
+/// With a split size: the one segment that all registers of a stripe have whose rows see some key of a block,
+/// so that which other rows they share the stripe with does not change how a row's terms are added up. What a
+/// row does not see adds zeros. Empty if first_vec == last_vec.
+TANDEM_INLINE Segment widen_to_one(LaneKeys* keys, int vecs, int count) {
+  Segment g{.begin = count, .end = 0, .first_vec = vecs, .last_vec = 0};
+  for (int v = 0; v < vecs; ++v) {
+    if (keys[v].begin >= keys[v].end) continue;
+    if (keys[v].begin < g.begin) g.begin = keys[v].begin;
+    if (keys[v].end > g.end) g.end = keys[v].end;
+    if (v < g.first_vec) g.first_vec = v;
+    g.last_vec = v + 1;
+  }
+  if (g.first_vec >= g.last_vec) return {.begin = 0, .end = 0, .first_vec = 0, .last_vec = 0};
+  for (int v = g.first_vec; v < g.last_vec; ++v) {
+    keys[v].partial |= keys[v].begin != g.begin || keys[v].end != g.end;
+    keys[v].begin = g.begin;
+    keys[v].end = g.end;
+  }
+  return g;
+}
+
+/// Whether some register of a segment does not see its keys: one between others that do.
+TANDEM_INLINE bool have_gaps(const LaneKeys* keys, const Segment* segments, int count) {
+  for (int i = 0; i < count; ++i) {
+    const Segment& g = segments[i];
+    for (int v = g.first_vec; v < g.last_vec; ++v) {
+      if (keys[v].begin > g.begin || keys[v].end < g.end) return true;
+    }
+  }
+  return false;
+}
+
+/// Cuts a block into segments that the same registers see; at most one for each chunk of vec_lanes keys.
+TANDEM_INLINE int cut_segments(const LaneKeys* keys, int vecs, int count, Segment* segments) {
+  int n = 0;
+  for (int j = 0; j < count; j += vec_lanes) {
+    const int end = j + vec_lanes < count ? j + vec_lanes : count;
+    int first = 0;
+    while (first < vecs && (j < keys[first].begin || j >= keys[first].end)) ++first;
+    int last = vecs;
+    while (last > first && (j < keys[last - 1].begin || j >= keys[last - 1].end)) --last;
+    if (first == last) continue;
+    Segment* const previous = n > 0 ? &segments[n - 1] : nullptr;
+    if (previous != nullptr && previous->end == j && previous->first_vec == first &&
+        previous->last_vec == last) {
+      previous->end = end;
+    } else {
+      segments[n++] = {.begin = j, .end = end, .first_vec = first, .last_vec = last};
+    }
+  }
+  return n;
+}
+
+}  // namespace tandem::cpu::TANDEM_TARGET

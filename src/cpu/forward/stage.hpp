@@ -1,0 +1,123 @@
+// A block of K and V on its way from the user's memory into what the forward kernel's products read.
+#pragma once
+
+#include "cpu/forward/key_rows.hpp"
+#include "cpu/forward/softmax.hpp"
+#include "cpu/simd/product.hpp"
+#include "cpu/simd/stage.hpp"
+
+namespace tandem::cpu::TANDEM_TARGET {
+
+#if defined(__AVX512BF16__)
+/// The same of 8-bit values, all of which bf16 has.
+template <typename K>
+void stage_converted_pairs(const ForwardTile& t, const ForwardScratch& layout, std::int64_t begin, int count,
+                           Block<Bf16Math>& b) {
+  auto* const k = reinterpret_cast<Bf16Math::Word*>(t.scratch + layout.k);
+  auto* const v = reinterpret_cast<Bf16Math::Word*>(t.scratch + layout.v);
+  b.k = k;
+  b.k_stride = t.head_dim_qk / 2;
+  b.v = v;
+  b.v_stride = staged_stride(t.head_dim_v);
+  const K* even = nullptr;
+  for_each_run<K>(t, begin, count, [&](int first, const KeyRun<K>& run) {
+    for (int j = 0; j < run.count; ++j) {
+      const int key = first + j;
+      convert_row(run.k + j * t.k_stride, t.head_dim_qk, reinterpret_cast<bf16*>(k + key * b.k_stride));
+      const K* const row = run.v + j * t.v_stride;
+      if (key % 2 == 0) even = row;
+      if (key % 2 == 1 || key + 1 == count) {
+        pair_converted(even, key % 2 == 1 ? row : nullptr, t.head_dim_v, v + key / 2 * b.v_stride);
+      }
+    }
+  });
+}
+
+/// Words of K are pairs of columns, and those of V pairs of rows.
+static void stage_pairs(const ForwardTile& t, const ForwardScratch& layout, std::int64_t begin, int count,
+                        Block<Bf16Math>& b) {
+  using Word = Bf16Math::Word;
+  const KeyRun<bf16> whole = key_run<bf16>(t, begin, count);
+  b.k = reinterpret_cast<const Word*>(whole.k);
+  b.k_stride = t.k_stride / 2;
+  if (whole.count < count ||
+      t.k_stride % 2 != 0) {  // with an odd stride every second row starts inside a word
+    auto* copy = reinterpret_cast<Word*>(t.scratch + layout.k);
+    b.k = copy;
+    b.k_stride = t.head_dim_qk / 2;
+    for_each_run<bf16>(t, begin, count, [&](int first, const KeyRun<bf16>& run) {
+      for (int j = 0; j < run.count; ++j) {
+        __builtin_memcpy(copy + (first + j) * b.k_stride, run.k + j * t.k_stride,
+                         static_cast<std::size_t>(b.k_stride) * sizeof(Word));
+      }
+    });
+  }
+  auto* paired = reinterpret_cast<Word*>(t.scratch + layout.v);
+  b.v = paired;
+  b.v_stride = staged_stride(t.head_dim_v);
+  for (int first = 0; first < count;) {
+    KeyRun<bf16> run = key_run<bf16>(t, begin + first, count - first);
+    std::int64_t stride = t.v_stride;
+    if (run.count % 2 != 0 && first + run.count < count) {
+      if (run.count > 1) {
+        --run.count;
+      } else {  // a pair of two pages
+        stride = key_run<bf16>(t, begin + first + 1, 1).v - run.v;
+        run.count = 2;
+      }
+    }
+    pair_rows(run.v, stride, run.count, t.head_dim_v, paired + first / 2 * b.v_stride, b.v_stride);
+    first += run.count;
+  }
+}
+#endif
+
+/// Whether v is the first columns of k, as in a cache of latent vectors: one converted row serves both.
+inline bool lies_in_k(const ForwardTile& t) {
+  return t.v == t.k && t.v_stride == t.k_stride && t.head_dim_v <= t.head_dim_qk &&
+         (t.pages.table == nullptr || t.pages.v_stride == t.pages.k_stride);
+}
+
+/// Where the block's K and V are: in the user's memory where the products can read it, else converted into
+/// scratch.
+template <typename Math, typename K>
+Block<Math> stage(const ForwardTile& t, const ForwardScratch& layout, std::int64_t begin, int count) {
+  using Word = typename Math::Word;
+  Block<Math> b;
+  b.begin = begin;
+  b.count = count;
+  if constexpr (Math::elements_per_word == 1) {
+    const KeyRun<K> whole = key_run<K>(t, begin, count);
+    if constexpr (sizeof(K) == sizeof(Word)) {
+      if (whole.count == count) {
+        b.k = whole.k;
+        b.k_stride = t.k_stride;
+        b.v = whole.v;
+        b.v_stride = t.v_stride;
+        return b;
+      }
+    }
+    auto* staged_k = reinterpret_cast<float*>(t.scratch + layout.k);
+    const bool shared = lies_in_k(t);
+    auto* staged_v = shared ? staged_k : reinterpret_cast<float*>(t.scratch + layout.v);
+    b.k = staged_k;
+    b.k_stride = staged_stride(t.head_dim_qk);
+    b.v = staged_v;
+    b.v_stride = shared ? b.k_stride : staged_stride(t.head_dim_v);
+    for_each_run<K>(t, begin, count, [&](int first, const KeyRun<K>& run) {
+      widen_rows(run.k, t.k_stride, run.count, t.head_dim_qk, staged_k + first * b.k_stride, b.k_stride);
+      if (shared) return;
+      widen_rows(run.v, t.v_stride, run.count, t.head_dim_v, staged_v + first * b.v_stride, b.v_stride);
+    });
+  }
+#if defined(__AVX512BF16__)
+  if constexpr (Math::elements_per_word == 2 && __is_same(K, bf16)) {
+    stage_pairs(t, layout, begin, count, b);
+  } else if constexpr (Math::elements_per_word == 2) {
+    stage_converted_pairs<K>(t, layout, begin, count, b);
+  }
+#endif
+  return b;
+}
+
+}  // namespace tandem::cpu::TANDEM_TARGET
