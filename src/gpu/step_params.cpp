@@ -62,7 +62,7 @@ SplitParts StepParams::split_parts() const {
   if (!config.schedule.split && !config.schedule.invariant) return {};
   return {.out = w.at<float>(Region::part_out, memory_),
           .sums = w.at<PartSum>(Region::part_sums, memory_),
-          .division = divide_work(problem(), config, steps_.multiprocessors)};
+          .division = steps_.work};
 }
 
 LoadedTensor StepParams::source_of(Loaded tensor) const {

@@ -4,7 +4,6 @@
 #include <optional>
 #include <variant>
 
-#include "gpu/forward_params.hpp"
 #include "gpu/steps.hpp"
 
 namespace tandem::gpu {

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 
+#include "gpu/forward_params.hpp"
 #include "gpu/kernel_name.hpp"
 #include "gpu/param_fields.hpp"
 #include "gpu/workspace.hpp"
@@ -72,6 +73,7 @@ struct Steps {
   Recipe recipe;        ///< read where the problem has a precision
   KernelConfig config;  ///< the main kernel's, which an empty problem does not launch
   int multiprocessors = 0;
+  WorkDivision work;  ///< of a 16-bit forward call: add_forward divides it
   Workspace workspace;
   StepList list;
   std::string portable;  ///< why the kernels are PTX that the driver compiles; empty where they are not

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <variant>
 
-#include "gpu/forward_params.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
@@ -108,7 +107,7 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
         problem.split_size));
     const auto* config = cuda ? std::get_if<ForwardConfig>(&plan.gpu->config) : nullptr;
     if (config != nullptr && config->schedule.split) {
-      const gpu::WorkDivision work = gpu::divide_work(plan.gpu->problem, *config, plan.gpu->multiprocessors);
+      const gpu::WorkDivision& work = plan.gpu->work;
       lines.push_back(work.levels == 0
                           ? fmt::format("the workspace has places for all {} splits", work.items)
                           : fmt::format("the workspace has places for {} splits; where lengths make more of "

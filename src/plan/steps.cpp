@@ -97,7 +97,7 @@ void add_forward(Steps& steps, const ForwardConfig& config) {
     make_loadable(steps, which,
                   [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling, which); });
   }
-  const gpu::WorkDivision work = gpu::divide_work(steps.problem, config, steps.multiprocessors);
+  const gpu::WorkDivision& work = steps.work = gpu::divide_work(steps.problem, config, steps.multiprocessors);
   if (work.part_outputs > 0) {
     steps.workspace.take(Region::part_out, work.part_outputs * std::int64_t{sizeof(float)});
     steps.workspace.take(Region::part_sums, work.part_sums * std::int64_t{sizeof(PartSum)});
