@@ -76,7 +76,6 @@ struct Steps {
   WorkDivision work;  ///< of a 16-bit forward call: add_forward divides it
   Workspace workspace;
   StepList list;
-  std::string portable;  ///< why the kernels are PTX that the driver compiles; empty where they are not
 };
 
 /// The same of tandem::quantize.

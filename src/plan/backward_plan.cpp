@@ -4,10 +4,8 @@
 
 #include <algorithm>
 
-#include "gpu/device.hpp"
 #include "gpu/function_source.hpp"
 #include "kernels/config/fields.hpp"
-#include "plan/forward_plan.hpp"
 #include "plan/padded.hpp"
 #include "plan/sm80_backward_plan.hpp"
 #include "tandem/error.hpp"
@@ -167,14 +165,13 @@ std::span<const BackwardTileLine> backward_tiles() {
   return tiles;
 }
 
-BackwardConfig wanted_backward_of(const Problem& p) {
+BackwardConfig wanted_backward_of(const CallFacts& facts) {
+  const Problem& p = facts.problem;
   BackwardConfig c;
   c.tiling.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
-  c.mask.causal = needs_right_mask(p);
-  c.mask.local = needs_left_mask(p);
+  c.mask = facts.mask;
   c.softcap = p.softcap > 0.0F;
   c.functions = gpu::functions_config(gpu::functions_of(p));
-  c.mask.varlen = has_lengths(p);
   c.schedule.deterministic = p.deterministic;
   c.f32_dq = p.f32_dq;
   c.f32_dk_dv = p.f32_dk_dv;
@@ -185,8 +182,9 @@ BackwardConfig wanted_backward_of(const Problem& p) {
   return c;
 }
 
-BackwardConfig choose_backward_config(const Problem& p) {
-  const BackwardConfig c = wanted_backward_of(p);
+BackwardConfig choose_backward_config(const CallFacts& facts) {
+  const Problem& p = facts.problem;
+  const BackwardConfig c = wanted_backward_of(facts);
   const std::int64_t rows = p.packed_q ? p.rows_q / std::max<std::int64_t>(p.batch, 1) : p.rows_q;
   const bool light = gpu::are_light(gpu::operations_of_pairs(gpu::functions_of(p))) && !c.functions.dropout &&
                      !c.functions.captured_gradients;
@@ -254,8 +252,9 @@ std::string words_of_gradients(const Problem& p) {
                      words(p.f32_dk_dv, p.adds_dk_dv));
 }
 
-std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& c) {
-  if (c.of_sm80()) return explain_sm80_backward(problem, c);
+std::vector<std::string> explain_backward(const CallFacts& facts, const BackwardConfig& c) {
+  if (c.of_sm80()) return explain_sm80_backward(facts, c);
+  const Problem& problem = facts.problem;
   return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernels backward_preprocess, backward, backward_convert: {}, head_dim {} padded to {}, "

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/config/backward.hpp"
-#include "problem/problem.hpp"
+#include "plan/facts.hpp"
 
 namespace tandem {
 
@@ -44,11 +44,11 @@ struct BackwardTileLine {
 /// The heuristics, narrowest head dimensions first. A problem takes the first line it fits.
 std::span<const BackwardTileLine> backward_tiles();
 
-/// What the problem asks of any Config: element, masks, softcap, functions, order.
-BackwardConfig wanted_backward_of(const Problem& problem);
+/// What a call asks of any Config: element, masks, softcap, functions, order.
+BackwardConfig wanted_backward_of(const CallFacts& facts);
 
-/// The Config for a 16-bit backward problem with head dimensions up to 256.
-BackwardConfig choose_backward_config(const Problem& problem);
+/// The Config of the family sm90 for a 16-bit backward call with head dimensions up to 256.
+BackwardConfig choose_backward_config(const CallFacts& facts);
 
 /// Configs that are compiled into the library: what choose_backward_config gives for the usual models.
 std::vector<BackwardConfig> shipped_backward_configs();
@@ -61,6 +61,6 @@ int backward_local_bytes_allowed(const BackwardConfig& config);
 std::string words_of_gradients(const Problem& problem);
 
 /// The choice in words, a line each.
-std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& config);
+std::vector<std::string> explain_backward(const CallFacts& facts, const BackwardConfig& config);
 
 }  // namespace tandem

@@ -4,10 +4,8 @@
 
 #include <algorithm>
 
-#include "gpu/device.hpp"
 #include "gpu/eight_bit_forward_params.hpp"
 #include "kernels/config/fields.hpp"
-#include "plan/forward_plan.hpp"
 #include "plan/padded.hpp"
 #include "plan/quantize_plan.hpp"
 #include "tandem/error.hpp"
@@ -156,14 +154,13 @@ bool may_transpose(const Problem& p, EightBitConfig c) {
 
 }  // namespace
 
-EightBitConfig choose_eight_bit_config(const Problem& p, const Recipe& recipe) {
+EightBitConfig choose_eight_bit_config(const CallFacts& facts, const Recipe& recipe) {
+  const Problem& p = facts.problem;
   EightBitConfig c = with_recipe(EightBitConfig{}, recipe);
   c.tiling.element = p.out.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.tiling.head_dim_qk = padded(p.head_dim_qk, 32);
   c.tiling.head_dim_v = padded(p.head_dim_v, 32);
-  c.mask.causal = needs_right_mask(p);
-  c.mask.local = needs_left_mask(p);
-  c.mask.varlen = has_lengths(p);
+  c.mask = facts.mask;
   c.softcap = p.softcap > 0.0F;
   c = with_keys(with_tile(c), p.rows_k);
   c.transpose_v = may_transpose(p, c);

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kernels/config/eight_bit.hpp"
-#include "problem/problem.hpp"
+#include "plan/facts.hpp"
 
 namespace tandem {
 
@@ -18,8 +18,8 @@ struct EightBitTileLine {
   const char* why;
 };
 
-/// The choice for a problem with a precision, on any GPU that is_supported.
-EightBitConfig choose_eight_bit_config(const Problem& problem, const Recipe& recipe);
+/// The choice for a call with a precision, on Hopper.
+EightBitConfig choose_eight_bit_config(const CallFacts& facts, const Recipe& recipe);
 
 /// Why a Config cannot run; empty if it can.
 std::string eight_bit_objection(const EightBitConfig& config);

@@ -1,9 +1,7 @@
 // The forward kernel's Config in words.
 #include <fmt/format.h>
 
-#include "gpu/device.hpp"
 #include "kernels/config/fields.hpp"
-#include "plan/few_queries.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/sm80_forward_plan.hpp"
 
@@ -26,18 +24,23 @@ constexpr const char* one_tile =
 
 }  // namespace
 
-std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
-  if (c.of_sm80()) return explain_sm80_forward(problem, c);
-  const char* const why =
-      c.wide                   ? (c.v_in_k ? one_tile : halves)
-      : c.by_warps()           ? (c.schedule.split ? shared_keys : decoding)
-      : c.schedule.invariant   ? (c.schedule.split ? fixed_parts : fixed_tiles)
-      : c.schedule.split       ? shared_keys
-      : c.tiling.heads_as_rows ? few_rows
-      : c.converts()           ? converted_tiles
-                     : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, takes_masked_tile(problem, c),
-                                    forward_tile_keys(problem, c), c.mask.varlen)
-                           .why;
+std::string words_of_rows(const Problem& p, const Tiling& tiling) {
+  if (!tiling.heads_as_rows) return fmt::format("{} queries", tiling.block_m);
+  const HeadRows rows = best_head_rows(p, tiling.unit());
+  return fmt::format("{} queries of {} heads that share keys", tiling.block_m / tiling.unit() * rows.queries,
+                     rows.heads);
+}
+
+std::vector<std::string> explain_forward(const CallFacts& facts, const ForwardConfig& c) {
+  if (c.of_sm80()) return explain_sm80_forward(facts, c);
+  const Problem& problem = facts.problem;
+  const char* const why = c.wide                   ? (c.v_in_k ? one_tile : halves)
+                          : c.by_warps()           ? (c.schedule.split ? shared_keys : decoding)
+                          : c.schedule.invariant   ? (c.schedule.split ? fixed_parts : fixed_tiles)
+                          : c.schedule.split       ? shared_keys
+                          : c.tiling.heads_as_rows ? few_rows
+                          : c.converts()           ? converted_tiles
+                                                   : forward_tile(facts, c).why;
   const char* const maxima =
       c.schedule.invariant || c.by_warps() || c.wide || c.functions.given() ? moves_maxima : keeps_maxima;
   std::vector<std::string> lines = {

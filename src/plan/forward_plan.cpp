@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "plan/few_queries.hpp"
 #include "problem/mixed.hpp"
 #include "tandem/error.hpp"
 
@@ -99,7 +98,8 @@ ForwardConfig with_few_queries(ForwardConfig c, bool shared) {
 
 /// With a fixed split size: what bits depend on follows from the head dimensions alone, rounded as for any
 /// place of the keys. Which CTA computes what is free, since parts are merged by the same operations.
-ForwardConfig with_fixed_splits(ForwardConfig c, const Problem& p) {
+ForwardConfig with_fixed_splits(ForwardConfig c, const CallFacts& facts) {
+  const Problem& p = facts.problem;
   const std::int64_t unit = c.converts() ? converted_unit : 64;
   c.tiling.block_n = rounded(p.head_dim_qk, unit) + rounded(p.head_dim_v, unit) <= 256 ? 128 : 64;
   c.schedule = {.dynamic = c.mask.causal || c.mask.local, .invariant = true};
@@ -107,7 +107,7 @@ ForwardConfig with_fixed_splits(ForwardConfig c, const Problem& p) {
     c.tiling.block_m = 64;
     c.schedule.pingpong = false;
   }
-  if (shares_splits(p)) {
+  if (facts.shares_keys) {
     c.tiling.block_m = few;
     c.mask.varlen = true;
     c.schedule = {.pingpong = false, .split = true, .invariant = true};
@@ -117,15 +117,17 @@ ForwardConfig with_fixed_splits(ForwardConfig c, const Problem& p) {
 
 /// Whether clusters of two CTAs take two tiles of heads that share keys. Each key then crosses from the L2
 /// once for both, and is there earlier (docs/kernels/wide-heads.md).
-bool takes_pairs(const ForwardConfig& c, const Problem& p) {
+bool takes_pairs(const ForwardConfig& c, const CallFacts& facts) {
   if (!c.v_in_k || !c.schedule.split || c.schedule.invariant || !c.tiling.heads_as_rows) return false;
-  return best_head_rows(p).tile_heads(p) / p.heads_kv % 2 == 0;
+  const Problem& p = facts.problem;
+  return facts.head_rows.tile_heads(p) / p.heads_kv % 2 == 0;
 }
 
 /// The kernel `forward_wide`. Products take 64 columns at a time, and a warpgroup half of those of V, which
 /// K's tile has to hold where V is in it. Its blocks have 64 keys and move their rows' maxima in any case:
 /// with a fixed split size nothing else changes.
-ForwardConfig with_wide_heads(ForwardConfig c, const Problem& p, bool shared) {
+ForwardConfig with_wide_heads(ForwardConfig c, const CallFacts& facts, bool shared) {
+  const Problem& p = facts.problem;
   c.wide = true;
   c.v_in_k = has_values_in_keys(p);
   c.tiling.head_dim_qk = static_cast<int>(rounded(p.head_dim_qk, 64));
@@ -138,7 +140,7 @@ ForwardConfig with_wide_heads(ForwardConfig c, const Problem& p, bool shared) {
   const bool unequal = (c.mask.causal || c.mask.local) && !c.tiling.heads_as_rows;
   c.schedule = {
       .dynamic = !shared && unequal, .pingpong = false, .split = shared, .invariant = p.split_size > 0};
-  c.pairs = takes_pairs(c, p);
+  c.pairs = takes_pairs(c, facts);
   c.stages = c.v_in_k ? 2 : 1;
   while (c.stages < 4 && forward_objection(c).empty()) ++c.stages;
   if (!forward_objection(c).empty()) --c.stages;
@@ -146,10 +148,10 @@ ForwardConfig with_wide_heads(ForwardConfig c, const Problem& p, bool shared) {
 }
 
 /// Whole tiles on 8-bit keys.
-ForwardConfig with_converted_keys(ForwardConfig c, const Problem& p) {
-  const bool one_warpgroup = queries_of(p) <= few || c.tiling.head_dim_v > converted_head_dim_of_two;
+ForwardConfig with_converted_keys(ForwardConfig c, const CallFacts& facts) {
+  const bool one_warpgroup = facts.has_few_queries || c.tiling.head_dim_v > converted_head_dim_of_two;
   c = with_few_queries(c, false);
-  c.mask.varlen = has_lengths(p);
+  c.mask.varlen = facts.mask.varlen;
   c.tiling.block_m = one_warpgroup ? 64 : 128;
   c.schedule = {.dynamic = c.mask.causal || c.mask.local, .pingpong = !one_warpgroup};
   return with_most_stages(c);
@@ -191,29 +193,21 @@ const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked
               fmt::format("no tile for head dimensions {} and {}", head_dim_qk, head_dim_v));
 }
 
-std::int64_t forward_tile_keys(const Problem& p, const ForwardConfig& c) {
-  if (p.has_function()) return 0;
-  if (!c.mask.varlen) return p.rows_k;
-  return p.packed_k ? p.rows_k / std::max<std::int64_t>(p.batch, 1) : 0;
+const ForwardTileLine& forward_tile(const CallFacts& facts, const ForwardConfig& c) {
+  const Problem& p = facts.problem;
+  const bool masked = c.mask.causal || c.mask.local || p.has_function();
+  const bool known = !p.has_function() && (!c.mask.varlen || p.packed_k);
+  return forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, masked, known ? facts.keys : 0,
+                      c.mask.varlen);
 }
 
-bool takes_masked_tile(const Problem& p, const ForwardConfig& c) {
-  return c.mask.causal || c.mask.local || p.has_function();
-}
-
-bool reads_eight_bits(const Problem& p) {
-  if (!p.mixed() || has_block_scales(p) || has_wide_heads(p)) return false;
-  return p.of_cache() || p.seqused_k.given() || p.split_size > 0 || queries_of(p) <= few;
-}
-
-ForwardConfig wanted_of(const Problem& p) {
+ForwardConfig wanted_of(const CallFacts& facts) {
+  const Problem& p = facts.problem;
   ForwardConfig c;
   c.tiling.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.tiling.head_dim_qk = padded(p.head_dim_qk, p);
   c.tiling.head_dim_v = padded(p.head_dim_v, p);
-  c.mask.causal = needs_right_mask(p);
-  c.mask.local = needs_left_mask(p);
-  c.mask.by_sequence = p.causal_by_sequence.given();
+  c.mask = facts.mask;
   c.transform = p.softcap > 0.0F ? ScoreTransform::softcap
                 : p.scale > 0.0F ? ScoreTransform::raw
                                  : ScoreTransform::scaled;
@@ -223,25 +217,23 @@ ForwardConfig wanted_of(const Problem& p) {
     // The scale of K, which the device knows, may have any sign.
     if (c.transform == ScoreTransform::raw) c.transform = ScoreTransform::scaled;
   }
-  c.mask.varlen = has_lengths(p);
   c.keys = p.pages.given() ? (p.leftpad_k.given() ? KeySource::padded_pages : KeySource::pages)
            : p.of_cache()  ? KeySource::entries
                            : KeySource::rows;
-  c.tiling.heads_as_rows = takes_heads_as_rows(p);
+  c.tiling.heads_as_rows = facts.heads_as_rows;
   c.tiling.f32_out = p.out.dtype == DType::f32;
   return c;
 }
 
-ForwardConfig choose_forward_config(const Problem& p) {
-  const ForwardConfig c = wanted_of(p);
-  if (has_wide_heads(p)) return with_wide_heads(c, p, p.split_size > 0 ? shares_splits(p) : shares_keys(p));
-  if (p.split_size > 0) return with_fixed_splits(c, p);
-  const bool shared = shares_keys(p);
-  if (takes_decode(p)) return with_decode(c, shared);
+ForwardConfig choose_forward_config(const CallFacts& facts) {
+  const ForwardConfig c = wanted_of(facts);
+  const bool shared = facts.shares_keys;
+  if (facts.wide_heads) return with_wide_heads(c, facts, shared);
+  if (facts.problem.split_size > 0) return with_fixed_splits(c, facts);
+  if (facts.decodes) return with_decode(c, shared);
   if (shared || c.tiling.heads_as_rows) return with_few_queries(c, shared);
-  if (c.converts()) return with_converted_keys(c, p);
-  return with_tile(c, forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, takes_masked_tile(p, c),
-                                   forward_tile_keys(p, c), c.mask.varlen));
+  if (c.converts()) return with_converted_keys(c, facts);
+  return with_tile(c, forward_tile(facts, c));
 }
 
 namespace {
@@ -303,7 +295,7 @@ void add_shipped_latent_configs(std::vector<ForwardConfig>& configs) {
       p.rows_q = 1;
       p.head_dim_qk = max_gpu_wide_head_dim_qk;
       p.head_dim_v = max_gpu_wide_head_dim_v;
-      configs.push_back(with_wide_heads(c, p, kind.shared));
+      configs.push_back(with_wide_heads(c, CallFacts(p), kind.shared));
     }
   }
 }

@@ -9,14 +9,9 @@
 #include <vector>
 
 #include "kernels/config/forward.hpp"
-#include "problem/effective.hpp"
-#include "problem/problem.hpp"
+#include "plan/facts.hpp"
 
 namespace tandem {
-
-/// Shared memory of one Hopper SM, of which every CTA takes 1 KB for the system: one CTA can have 227 KB.
-constexpr int hopper_shared_bytes_per_sm = 228 * 1024;
-constexpr int reserved_shared_bytes = 1024;
 
 /// Registers a consumer thread needs beside accumulators and probabilities (addresses, row statistics, loop
 /// state). With fewer left over ptxas spills or serialises the products; found by compiling, see
@@ -64,23 +59,18 @@ std::span<const ForwardTileLine> forward_tiles();
 const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys,
                                     bool varlen);
 
-/// The length that chooses the line. The device alone knows lengths that differ; the host knows the mean of
-/// sequences that follow each other, and of others (`seqused`) no more than the most there can be. Functions
-/// take the line of short masked ones: their values need registers that larger tiles do not leave.
-std::int64_t forward_tile_keys(const Problem& problem, const ForwardConfig& config);
-bool takes_masked_tile(const Problem& problem, const ForwardConfig& config);
+/// The line that serves a Config of whole tiles. The device alone knows lengths that differ; the host knows
+/// the mean of sequences that follow each other, and of others (`seqused`) no more than the most there can
+/// be. Functions take the line of short masked ones: their values need registers that larger tiles do not
+/// leave.
+const ForwardTileLine& forward_tile(const CallFacts& facts, const ForwardConfig& config);
 
-/// Whether the forward kernel is to read the 8-bit k and v of a mixed problem as they are, if TMA can: a
-/// cache's always, and others where few queries read them or a split size has one sequence's bits depend on
-/// nothing else. Otherwise they are dequantized first, once for all tiles of queries.
-bool reads_eight_bits(const Problem& problem);
-
-/// What a problem says of any Config: element, padded head dimensions, masks, transform, where keys lie.
-ForwardConfig wanted_of(const Problem& problem);
+/// What a call says of any Config: element, padded head dimensions, masks, transform, where keys lie.
+ForwardConfig wanted_of(const CallFacts& facts);
 
 /// The Config of the family sm90 for a forward problem of 16 bits, or with head dimensions up to 256 and k
 /// and v alone of 8.
-ForwardConfig choose_forward_config(const Problem& problem);
+ForwardConfig choose_forward_config(const CallFacts& facts);
 
 /// Configs that are compiled into the library: what choose_forward_config gives for the usual models.
 std::vector<ForwardConfig> shipped_forward_configs();
@@ -90,6 +80,18 @@ std::vector<ForwardConfig> shipped_forward_configs();
 int forward_local_bytes_allowed(const ForwardConfig& config);
 
 /// The choice in words, a line each.
-std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& config);
+std::vector<std::string> explain_forward(const CallFacts& facts, const ForwardConfig& config);
+
+/// Why keys are shared, or split at fixed places, in words.
+constexpr const char* shared_keys =
+    "few queries a sequence: CTAs share the key blocks of all tiles evenly, and combine merges the parts";
+constexpr const char* fixed_parts =
+    "a fixed split size and few queries: CTAs share the splits of all tiles, and combine merges them in "
+    "order";
+constexpr const char* fixed_tiles =
+    "a fixed split size: a CTA computes the splits of a tile one by one, and merges them in order";
+
+/// What the rows of a tile are, in words.
+std::string words_of_rows(const Problem& problem, const Tiling& tiling);
 
 }  // namespace tandem

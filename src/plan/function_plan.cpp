@@ -2,63 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <climits>
 #include <optional>
 #include <utility>
 
 #include "gpu/function_source.hpp"
-#include "problem/effective.hpp"
-#include "tandem/error.hpp"
 
 namespace tandem {
-namespace {
-
-template <typename... Args>
-[[noreturn]] void unsupported(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(Status::unsupported, fmt::format(format, std::forward<Args>(args)...));
-}
-
-}  // namespace
-
-void check_gpu_functions(const Problem& p) {
-  if (!p.has_function()) return;
-  if (has_wide_heads(p)) {
-    unsupported(
-        "a score or mask function, or dropout, with head dimensions above {} has no GPU kernel; copy the "
-        "tensors to the CPU",
-        max_gpu_head_dim);
-  }
-  if (is_eight_bit(p.k.dtype) && p.of_cache()) {
-    unsupported(
-        "a score or mask function, or dropout, on a cache in {} has no GPU kernel; keep the cache in {}, or "
-        "copy the "
-        "tensors to the CPU",
-        name_of(p.k.dtype), name_of(p.mixed() ? p.q.dtype : p.out.dtype));
-  }
-  if (p.causal_by_sequence.given()) {
-    unsupported(
-        "causal_by_sequence with a score or mask function, or dropout, has no GPU kernel; let a mask "
-        "function "
-        "read the mask of each batch entry, or copy the tensors to the CPU");
-  }
-  if (p.wants_captured_gradients() && p.deterministic) {
-    unsupported(
-        "captured_gradients are added up in any order on a GPU; leave deterministic or captured_gradients "
-        "out, or copy the tensors to the CPU");
-  }
-  for (const Function* f : {p.score_function, p.mask_function}) {
-    if (f == nullptr) continue;
-    for (std::size_t n = 0; n < f->captured().size(); ++n) {
-      const ConstTensor& t = f->captured()[n];
-      for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
-        if (t.shape[d] <= INT_MAX) continue;
-        unsupported("dimension {} of captured tensor t{} has size {}, above the GPU kernels' {}; split it", d,
-                    n, t.shape[d], INT_MAX);
-      }
-    }
-  }
-}
-
 ForwardConfig with_functions(ForwardConfig c, const Problem& p) {
   if (!p.has_function()) return c;
   constexpr std::int64_t worth_listing = 512;  // keys: the lists are a launch more

@@ -8,10 +8,6 @@
 
 namespace tandem {
 
-/// Throws Error (unsupported) where the kernels cannot run a problem's functions. Without functions nothing
-/// is checked.
-void check_gpu_functions(const Problem& problem);
-
 /// The Config with the problem's functions; without any, as it is.
 ForwardConfig with_functions(ForwardConfig config, const Problem& problem);
 

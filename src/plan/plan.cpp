@@ -41,14 +41,15 @@ Plan make_plan(const Problem& problem, const Execution& execution) {
 
 namespace {
 
-std::vector<std::string> cuda_reasons(const Problem& problem, const gpu::Steps& steps) {
-  const Problem& p = steps.problem;
-  if (!steps.portable.empty()) return explain_portable(p, steps.config, steps.portable);
-  if (const auto* c = std::get_if<BackwardConfig>(&steps.config)) return explain_backward(p, *c);
+std::vector<std::string> cuda_reasons(const Problem& problem, const CallFacts& facts,
+                                      const gpu::Steps& steps) {
+  const Problem& p = facts.problem;
+  if (!facts.portable.empty()) return explain_portable(facts, steps.config);
+  if (const auto* c = std::get_if<BackwardConfig>(&steps.config)) return explain_backward(facts, *c);
   if (const auto* c = std::get_if<EightBitConfig>(&steps.config)) {
     return explain_eight_bit(p, steps.recipe, *c);
   }
-  std::vector<std::string> lines = explain_forward(p, std::get<ForwardConfig>(steps.config));
+  std::vector<std::string> lines = explain_forward(facts, std::get<ForwardConfig>(steps.config));
   if (problem.quantized_inputs()) {
     lines.push_back(fmt::format(
         "q, in {}, becomes {} first, which has all of its values; its scale is a factor of the scores",
@@ -80,8 +81,9 @@ std::vector<std::string> cpu_reasons(const Plan& plan, const Execution& executio
 
 std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const Execution& execution) {
   const bool cuda = plan.backend == Device::Kind::cuda;
-  std::vector<std::string> lines = cuda ? cuda_reasons(problem, *plan.gpu) : cpu_reasons(plan, execution);
-  const bool copied = cuda ? !plan.gpu->problem.mixed() : has_fine_scales(problem);
+  std::vector<std::string> lines =
+      cuda ? cuda_reasons(problem, *plan.facts, *plan.gpu) : cpu_reasons(plan, execution);
+  const bool copied = cuda ? !plan.facts->problem.mixed() : has_fine_scales(problem);
   if (problem.mixed() && copied) {
     lines.push_back(fmt::format("mixed: k and v, in {}, become {} first, in {} bytes of the workspace",
                                 name_of(problem.k.dtype), name_of(problem.q.dtype),

@@ -9,6 +9,7 @@
 
 #include "cpu/cpu.hpp"
 #include "gpu/steps.hpp"
+#include "plan/facts.hpp"
 #include "problem/problem.hpp"
 
 namespace tandem {
@@ -16,8 +17,9 @@ namespace tandem {
 /// A call, decided. Nothing below looks at the problem to choose again.
 struct Plan {
   Device::Kind backend = Device::Kind::cpu;
-  cpu::Steps cpu;                 ///< read if backend is cpu
-  std::optional<gpu::Steps> gpu;  ///< given if it is cuda
+  cpu::Steps cpu;                  ///< read if backend is cpu
+  std::optional<gpu::Steps> gpu;   ///< given if it is cuda, and so are
+  std::optional<CallFacts> facts;  ///< those that it was made from
   std::size_t workspace_bytes = 0;
 };
 

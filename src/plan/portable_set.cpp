@@ -5,13 +5,11 @@
 #include <algorithm>
 
 #include "gpu/backward_params.hpp"
-#include "gpu/device.hpp"
 #include "kernels/config/fields.hpp"
 #include "plan/append_plan.hpp"
-#include "plan/few_queries.hpp"
+#include "plan/forward_plan.hpp"
 #include "plan/sm80_backward_plan.hpp"
 #include "plan/sm80_forward_plan.hpp"
-#include "problem/effective.hpp"
 
 namespace tandem {
 namespace {
@@ -25,9 +23,13 @@ int width_of(std::int64_t head_dim_qk, std::int64_t head_dim_v) {
   return *std::ranges::find_if(widths, [&](int width) { return width >= widest || width == widths[2]; });
 }
 
-Problem with_width(Problem p) {
+/// The call with the set's head dimensions, on a GPU with the least shared memory.
+CallFacts with_width(const CallFacts& facts) {
+  Problem p = facts.problem;
   p.head_dim_qk = p.head_dim_v = width_of(p.head_dim_qk, p.head_dim_v);
-  return p;
+  return CallFacts(p, {.family = Family::sm80,
+                       .multiprocessors = facts.device.multiprocessors,
+                       .shared_bytes_per_sm = portable_shared_bytes_per_sm});
 }
 
 /// A mask that serves all: of what a call does not bound, the parameters say so.
@@ -49,9 +51,9 @@ Problem problem_of(Pass pass, int width, Element element, std::int64_t rows_q) {
 
 }  // namespace
 
-ForwardConfig portable_forward_config(const Problem& problem) {
-  ForwardConfig c = choose_sm80_forward_config(with_width(problem), portable_shared_bytes_per_sm);
-  if (problem.has_function()) return c;  // compiled for the call in any case
+ForwardConfig portable_forward_config(const CallFacts& facts) {
+  ForwardConfig c = choose_sm80_forward_config(with_width(facts));
+  if (facts.problem.has_function()) return c;  // compiled for the call in any case
   serve_every_mask(c.mask);
   // For a smaller set heads are not rows, so that of several queries, but few, each head reads the keys; and
   // few queries always share them.
@@ -62,9 +64,9 @@ ForwardConfig portable_forward_config(const Problem& problem) {
   return c;
 }
 
-BackwardConfig portable_backward_config(const Problem& problem) {
-  BackwardConfig c = choose_sm80_backward_config(with_width(problem), portable_shared_bytes_per_sm);
-  if (!problem.has_function()) serve_every_mask(c.mask);
+BackwardConfig portable_backward_config(const CallFacts& facts) {
+  BackwardConfig c = choose_sm80_backward_config(with_width(facts));
+  if (!facts.problem.has_function()) serve_every_mask(c.mask);
   return c;
 }
 
@@ -74,7 +76,8 @@ std::vector<ForwardConfig> portable_forward_configs() {
     for (const Element element : elements) {
       for (const KeySource keys : {KeySource::rows, KeySource::pages}) {
         for (const std::int64_t queries : {4096, 1}) {
-          ForwardConfig c = portable_forward_config(problem_of(Pass::forward, width, element, queries));
+          ForwardConfig c =
+              portable_forward_config(CallFacts(problem_of(Pass::forward, width, element, queries)));
           c.keys = keys;
           configs.push_back(c);
         }
@@ -91,7 +94,8 @@ std::vector<BackwardConfig> portable_backward_configs() {
     for (const Element element : elements) {
       for (const bool f32 : {false, true}) {  // as ranks add gradients up, in bf16
         if (f32 && element != Element::bf16) continue;
-        BackwardConfig c = portable_backward_config(problem_of(Pass::backward, width, element, 4096));
+        BackwardConfig c =
+            portable_backward_config(CallFacts(problem_of(Pass::backward, width, element, 4096)));
         c.f32_dq = c.f32_dk_dv = f32;
         configs.push_back(c);
       }
@@ -123,14 +127,14 @@ std::vector<gpu::KernelName> portable_kernels() {
   return kernels;
 }
 
-std::vector<std::string> explain_portable(const Problem& problem, const gpu::KernelConfig& config,
-                                          const std::string& why) {
+std::vector<std::string> explain_portable(const CallFacts& facts, const gpu::KernelConfig& config) {
+  const Problem& problem = facts.problem;
   const auto* forward = std::get_if<ForwardConfig>(&config);
   const auto* backward = std::get_if<BackwardConfig>(&config);
   std::vector<std::string> lines = {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernels sm80, portable: PTX of {} that the driver compiles, since {}",
-                  gpu::portable_architecture, why)};
+                  gpu::portable_architecture, facts.portable)};
   const auto add_kernel = [&](const char* kernel, Element element, int head_dim) {
     lines.push_back(
         fmt::format("kernel {}: {}, every mask, any lengths, head_dim {} and head_dim_v {} padded to {}",

@@ -7,17 +7,17 @@
 #include <vector>
 
 #include "gpu/kernel_name.hpp"
-#include "problem/problem.hpp"
+#include "plan/facts.hpp"
 
 namespace tandem {
 
 /// Shared memory of an SM that the set's tiles are for: the least that any GPU from Ampere on has.
 constexpr int portable_shared_bytes_per_sm = 100 * 1024;
 
-/// The set's Config for a problem of 16 bits, with head dimensions that the family sm80 has a tile for. What
+/// The set's Config for a call of 16 bits, with head dimensions that the family sm80 has a tile for. What
 /// no Config of the set has (softcap, a scale below 0, splits of a fixed size, ...) it has as well.
-ForwardConfig portable_forward_config(const Problem& problem);
-BackwardConfig portable_backward_config(const Problem& problem);
+ForwardConfig portable_forward_config(const CallFacts& facts);
+BackwardConfig portable_backward_config(const CallFacts& facts);
 
 /// The main kernels of the set: bf16 and f16, heads of up to 64, 128 and 256 dimensions as the tables have
 /// tiles. Forward of rows and of pages: of many queries, and of few, whose key blocks CTAs share. Backward in
@@ -29,8 +29,7 @@ std::vector<BackwardConfig> portable_backward_configs();
 /// caches of 16 bits, merge.
 std::vector<gpu::KernelName> portable_kernels();
 
-/// The choice in words, a line each; `why` the kernels are portable.
-std::vector<std::string> explain_portable(const Problem& problem, const gpu::KernelConfig& config,
-                                          const std::string& why);
+/// The choice in words, a line each.
+std::vector<std::string> explain_portable(const CallFacts& facts, const gpu::KernelConfig& config);
 
 }  // namespace tandem

@@ -1,16 +1,16 @@
 #include "plan/quantize_plan.hpp"
 
 #include "gpu/param_fields.hpp"
-#include "problem/effective.hpp"
 
 namespace tandem {
 namespace {
 
-QuantizeConfig choose_arrange_config(const Problem& p, const Recipe& r) {
+QuantizeConfig choose_arrange_config(const CallFacts& facts, const Recipe& r) {
+  const Problem& p = facts.problem;
   QuantizeConfig c = with_recipe(QuantizeConfig{}, r);
   c.head_dim_qk = gpu::as_int(p.head_dim_qk);
   c.head_dim_v = gpu::as_int(p.head_dim_v);
-  c.varlen = has_lengths(p);
+  c.varlen = facts.mask.varlen;
   c.vectors = gpu::allows_quantized_vectors(p.q, p.head_dim_qk) &&
               gpu::allows_quantized_vectors(p.k, p.head_dim_qk) &&
               gpu::allows_quantized_vectors(p.v, p.head_dim_v);
@@ -19,25 +19,26 @@ QuantizeConfig choose_arrange_config(const Problem& p, const Recipe& r) {
 
 }  // namespace
 
-QuantizeConfig choose_quantize_config(const Problem& p, const Recipe& r) {
-  if (p.quantized_inputs()) return choose_arrange_config(p, r);
+QuantizeConfig choose_quantize_config(const CallFacts& facts, const Recipe& r) {
+  const Problem& p = facts.problem;
+  if (p.quantized_inputs()) return choose_arrange_config(facts, r);
   QuantizeConfig c = with_recipe(QuantizeConfig{}, r);
   c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.head_dim_qk = gpu::as_int(p.head_dim_qk);
   c.head_dim_v = gpu::as_int(p.head_dim_v);
-  c.varlen = has_lengths(p);
+  c.varlen = facts.mask.varlen;
   c.vectors = gpu::allows_vectors(p.q, p.head_dim_qk) && gpu::allows_vectors(p.k, p.head_dim_qk) &&
               (r.pv == OperandType::input || gpu::allows_vectors(p.v, p.head_dim_v));
   return c;
 }
 
-QuantizeConfig choose_dequantize_config(const Problem& p) {
+QuantizeConfig choose_dequantize_config(const Problem& p, bool varlen) {
   QuantizeConfig c;
   c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.head_dim_qk = gpu::as_int(p.head_dim_qk);
   c.head_dim_v = gpu::as_int(p.head_dim_v);
   c.qk = c.pv = p.k.dtype == DType::s8 ? OperandType::s8 : OperandType::e4m3;
-  c.varlen = has_lengths(p);
+  c.varlen = varlen;
   c.vectors =
       gpu::allows_quantized_vectors(p.k, p.head_dim_qk) && gpu::allows_quantized_vectors(p.v, p.head_dim_v);
   return c;

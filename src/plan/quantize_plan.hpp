@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kernels/config/quantize.hpp"
-#include "problem/problem.hpp"
+#include "plan/facts.hpp"
 #include "problem/quantize_problem.hpp"
 
 namespace tandem {
@@ -23,10 +23,10 @@ constexpr QuantizeConfig with_recipe(QuantizeConfig config, const Recipe& recipe
 
 /// The kernel that makes the quantized values of an 8-bit call: of a quantized problem arrange_quantized, of
 /// another quantize.
-QuantizeConfig choose_quantize_config(const Problem& problem, const Recipe& recipe);
+QuantizeConfig choose_quantize_config(const CallFacts& facts, const Recipe& recipe);
 
-/// The same for a mixed problem, whose kernel is dequantize.
-QuantizeConfig choose_dequantize_config(const Problem& problem);
+/// The kernel dequantize, for a mixed problem; `varlen`: lengths differ.
+QuantizeConfig choose_dequantize_config(const Problem& asked, bool varlen);
 
 /// The same for a call to quantize, whose tensor takes k's place.
 QuantizeConfig choose_tensor_config(const QuantizeProblem& problem);

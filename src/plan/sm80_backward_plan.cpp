@@ -6,8 +6,6 @@
 
 #include "kernels/config/fields.hpp"
 #include "plan/backward_plan.hpp"
-#include "plan/family.hpp"
-#include "plan/forward_plan.hpp"
 #include "plan/padded.hpp"
 #include "tandem/error.hpp"
 
@@ -119,8 +117,9 @@ std::string sm80_backward_objection(const BackwardConfig& c, int shared_bytes_pe
   return {};
 }
 
-BackwardConfig choose_sm80_backward_config(const Problem& p, int shared_bytes_per_sm) {
-  return with_tile(wanted_backward_of(p), p.head_dim_qk, p.head_dim_v, shared_bytes_per_sm);
+BackwardConfig choose_sm80_backward_config(const CallFacts& facts) {
+  return with_tile(wanted_backward_of(facts), facts.problem.head_dim_qk, facts.problem.head_dim_v,
+                   facts.device.shared_bytes_per_sm);
 }
 
 std::vector<BackwardConfig> sm80_backward_configs(int shared_bytes_per_sm) {
@@ -140,13 +139,13 @@ std::vector<BackwardConfig> sm80_backward_configs(int shared_bytes_per_sm) {
   return configs;
 }
 
-std::vector<std::string> explain_sm80_backward(const Problem& problem, const BackwardConfig& c) {
-  const gpu::DeviceProperties& device = gpu::properties(problem.device.index);
-  const int room = shared_bytes_per_sm(device);
+std::vector<std::string> explain_sm80_backward(const CallFacts& facts, const BackwardConfig& c) {
+  const Problem& problem = facts.problem;
+  const int room = facts.device.shared_bytes_per_sm;
   return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
-      fmt::format("kernels sm80: {}; {} is what they are compiled for", choose_family(problem).why,
-                  gpu::architecture_of(device)),
+      fmt::format("kernels sm80: {}; {} is what they are compiled for", why_family(facts),
+                  gpu::architecture_of(*facts.device.properties)),
       fmt::format(
           "kernels backward_preprocess, sm80_backward, backward_convert: {}, head_dim {} padded to {}, "
           "head_dim_v {} to {}",

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kernels/config/backward.hpp"
-#include "problem/problem.hpp"
+#include "plan/facts.hpp"
 
 namespace tandem {
 
@@ -15,14 +15,14 @@ constexpr int max_sm80_backward_head_dim = 256;
 /// Why such a Config cannot exist where an SM has so much shared memory; empty if it can.
 std::string sm80_backward_objection(const BackwardConfig& config, int shared_bytes_per_sm);
 
-/// The Config for a 16-bit backward problem with head dimensions up to max_sm80_backward_head_dim.
-BackwardConfig choose_sm80_backward_config(const Problem& problem, int shared_bytes_per_sm);
+/// The Config for a 16-bit backward call with head dimensions up to max_sm80_backward_head_dim.
+BackwardConfig choose_sm80_backward_config(const CallFacts& facts);
 
 /// Configs that tests compile for every architecture: full, causal, and with every feature in a fixed order,
 /// of each line that a GPU with so much shared memory takes.
 std::vector<BackwardConfig> sm80_backward_configs(int shared_bytes_per_sm);
 
 /// The choice in words, a line each.
-std::vector<std::string> explain_sm80_backward(const Problem& problem, const BackwardConfig& config);
+std::vector<std::string> explain_sm80_backward(const CallFacts& facts, const BackwardConfig& config);
 
 }  // namespace tandem

@@ -6,8 +6,6 @@
 #include <utility>
 
 #include "kernels/config/fields.hpp"
-#include "plan/family.hpp"
-#include "plan/few_queries.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/padded.hpp"
 #include "tandem/error.hpp"
@@ -125,21 +123,19 @@ std::string sm80_forward_objection(const ForwardConfig& c, int shared_bytes_per_
   return {};
 }
 
-ForwardConfig choose_sm80_forward_config(const Problem& p, int shared_bytes_per_sm) {
-  ForwardConfig c = wanted_of(p);
+ForwardConfig choose_sm80_forward_config(const CallFacts& facts) {
+  const Problem& p = facts.problem;
+  const int room = facts.device.shared_bytes_per_sm;
+  const bool shared = facts.shares_keys;
+  ForwardConfig c = wanted_of(facts);
   c.family = Family::sm80;
   c.stages = 1;
   c.schedule = {.pingpong = false};
   c.tiling.head_dim_qk = padded(p.head_dim_qk, 32);
   c.tiling.head_dim_v = padded(p.head_dim_v, 32);
-  if (p.split_size > 0) {
-    const bool shared = queries_of(p) <= few && p.rows_k > p.split_size && !(p.packed_q && p.packed_k);
-    return with_few_queries(c, {.split = shared, .invariant = true}, shared_bytes_per_sm);
-  }
-  const bool shared = shares_keys(p);
-  if (shared || c.tiling.heads_as_rows)
-    return with_few_queries(c, {.split = shared}, shared_bytes_per_sm, p.has_function());
-  return with_tile(c, shared_bytes_per_sm, p.has_function());
+  if (p.split_size > 0) return with_few_queries(c, {.split = shared, .invariant = true}, room);
+  if (shared || c.tiling.heads_as_rows) return with_few_queries(c, {.split = shared}, room, p.has_function());
+  return with_tile(c, room, p.has_function());
 }
 
 std::vector<ForwardConfig> sm80_forward_configs(int shared_bytes_per_sm) {
@@ -166,9 +162,9 @@ std::vector<ForwardConfig> sm80_forward_configs(int shared_bytes_per_sm) {
   return configs;
 }
 
-std::vector<std::string> explain_sm80_forward(const Problem& problem, const ForwardConfig& c) {
-  const gpu::DeviceProperties& device = gpu::properties(problem.device.index);
-  const int room = shared_bytes_per_sm(device);
+std::vector<std::string> explain_sm80_forward(const CallFacts& facts, const ForwardConfig& c) {
+  const Problem& problem = facts.problem;
+  const int room = facts.device.shared_bytes_per_sm;
   const char* const why = c.schedule.invariant     ? (c.schedule.split ? fixed_parts : fixed_tiles)
                           : c.schedule.split       ? shared_keys
                           : c.tiling.heads_as_rows ? few_rows
@@ -176,8 +172,8 @@ std::vector<std::string> explain_sm80_forward(const Problem& problem, const Forw
   const int ctas = ctas_at_once(c, room);
   return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
-      fmt::format("kernels sm80: {}; {} is what they are compiled for", choose_family(device).why,
-                  gpu::architecture_of(device)),
+      fmt::format("kernels sm80: {}; {} is what they are compiled for", why_family(facts),
+                  gpu::architecture_of(*facts.device.properties)),
       fmt::format("kernel sm80_forward: {}, head_dim {} padded to {}, head_dim_v {} to {}",
                   name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
                   c.tiling.head_dim_v),

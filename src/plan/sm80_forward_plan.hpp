@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/config/forward.hpp"
-#include "problem/problem.hpp"
+#include "plan/facts.hpp"
 
 namespace tandem {
 
@@ -27,14 +27,14 @@ std::span<const Sm80ForwardTileLine> sm80_forward_tiles();
 /// Why such a Config cannot exist where an SM has so much shared memory; empty if it can.
 std::string sm80_forward_objection(const ForwardConfig& config, int shared_bytes_per_sm);
 
-/// The Config for a forward problem with head dimensions up to 256, of 16 bits.
-ForwardConfig choose_sm80_forward_config(const Problem& problem, int shared_bytes_per_sm);
+/// The Config for a forward call with head dimensions up to 256, of 16 bits.
+ForwardConfig choose_sm80_forward_config(const CallFacts& facts);
 
 /// Configs that tests compile for every architecture: dense, causal, and with lengths, of each line that a
 /// GPU with so much shared memory takes.
 std::vector<ForwardConfig> sm80_forward_configs(int shared_bytes_per_sm);
 
 /// The choice in words, a line each.
-std::vector<std::string> explain_sm80_forward(const Problem& problem, const ForwardConfig& config);
+std::vector<std::string> explain_sm80_forward(const CallFacts& facts, const ForwardConfig& config);
 
 }  // namespace tandem

@@ -52,7 +52,7 @@ inline ForwardConfig config_of_calls(bool causal = false) {
   if (causal) p.window_right = 0;
   p.head_dim_qk = p.head_dim_v = 128;
   p.rows_q = p.rows_k = 300;
-  return choose_forward_config(p);
+  return choose_forward_config(CallFacts(p));
 }
 
 /// Of the same call with a result in f32.
@@ -62,7 +62,7 @@ inline ForwardConfig config_of_parts() {
   p.out.dtype = DType::f32;
   p.head_dim_qk = p.head_dim_v = 128;
   p.rows_q = p.rows_k = 300;
-  return choose_forward_config(p);
+  return choose_forward_config(CallFacts(p));
 }
 
 /// The same of the kernels sm80.
@@ -71,7 +71,8 @@ inline ForwardConfig sm80_config_of_calls() {
   p.q.dtype = p.out.dtype = DType::bf16;
   p.head_dim_qk = p.head_dim_v = 128;
   p.rows_q = p.rows_k = 300;
-  return choose_sm80_forward_config(p, 228 * 1024);
+  return choose_sm80_forward_config(
+      CallFacts(p, {.family = Family::sm80, .shared_bytes_per_sm = 228 * 1024}));
 }
 
 inline BackwardConfig backward_config_of_calls() {
@@ -80,7 +81,7 @@ inline BackwardConfig backward_config_of_calls() {
   p.q.dtype = p.out.dtype = DType::bf16;
   p.head_dim_qk = p.head_dim_v = 128;
   p.rows_q = p.rows_k = 300;
-  return choose_backward_config(p);
+  return choose_backward_config(CallFacts(p));
 }
 
 inline BackwardConfig sm80_backward_config_of_calls(int head_dim = 128) {
@@ -89,7 +90,8 @@ inline BackwardConfig sm80_backward_config_of_calls(int head_dim = 128) {
   p.q.dtype = p.out.dtype = DType::bf16;
   p.head_dim_qk = p.head_dim_v = head_dim;
   p.rows_q = p.rows_k = 300;
-  return choose_sm80_backward_config(p, 228 * 1024);
+  return choose_sm80_backward_config(
+      CallFacts(p, {.family = Family::sm80, .shared_bytes_per_sm = 228 * 1024}));
 }
 
 /// The backward of that call, with a sink.
@@ -150,10 +152,10 @@ inline fake::Driver& open_fake_driver() {
       }
     }
     const Problem quantized = eight_bit_problem_of_calls();
-    const QuantizeConfig quantizer = choose_quantize_config(quantized, int8_recipe);
+    const QuantizeConfig quantizer = choose_quantize_config(CallFacts(quantized), int8_recipe);
     find_kernel(kernel_name(Kernel::mean_of_keys, mean_config(quantizer)));
     find_kernel(kernel_name(Kernel::quantize, quantizer));
-    find_kernel(kernel_name(choose_eight_bit_config(quantized, int8_recipe)));
+    find_kernel(kernel_name(choose_eight_bit_config(CallFacts(quantized), int8_recipe)));
     void* library = dlopen(TANDEM_FAKE_DRIVER, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw std::runtime_error(dlerror());
     return *reinterpret_cast<fake::Driver* (*)()>(dlsym(library, "fake_driver_state"))();

@@ -58,7 +58,7 @@ ForwardParams params_of(const Problem& p, const Tiling& tiling, int sms = 132) {
 
 TEST(ForwardTensorMap, DescribesRowsHeadsAndBatches) {
   const Problem p = contiguous();
-  const ForwardConfig c = choose_forward_config(p);
+  const ForwardConfig c = choose_forward_config(CallFacts(p));
   const TensorMapSpec q = forward_tensor_map(p, c.tiling, Loaded::q);
   EXPECT_EQ(q.dims, (std::array<std::int64_t, 5>{128, 100, 8, 2, 0}));
   EXPECT_EQ(q.strides, (std::array<std::int64_t, 4>{8 * 128 * 2, 128 * 2, 100 * 8 * 128 * 2, 0}));
@@ -98,7 +98,7 @@ TEST(ForwardParameters, TheReciprocalDividesEveryRow) {
 
 TEST(ForwardTensorMap, TilesOfFewRowsFetchKeysByTheRowsOfTheirBoxes) {
   Problem p = contiguous();
-  Tiling tiling = choose_forward_config(p).tiling;
+  Tiling tiling = choose_forward_config(CallFacts(p)).tiling;
   EXPECT_TRUE(forward_tensor_map(p, tiling, Loaded::k).wide_fetch);
   for (const int rows : {decode_rows, 64}) {
     tiling.block_m = rows;
@@ -111,7 +111,7 @@ TEST(ForwardTensorMap, TilesOfFewRowsFetchKeysByTheRowsOfTheirBoxes) {
 TEST(ForwardTensorMap, HeadDimensionsBesideMultiplesOf64TakeNarrowStrips) {
   Problem p = contiguous();
   p.head_dim_qk = 96;
-  const TensorMapSpec q = forward_tensor_map(p, choose_forward_config(p).tiling, Loaded::q);
+  const TensorMapSpec q = forward_tensor_map(p, choose_forward_config(CallFacts(p)).tiling, Loaded::q);
   EXPECT_EQ(q.box[0], 32);
   EXPECT_EQ(q.swizzle, Swizzle::b64);
 }
@@ -120,24 +120,24 @@ TEST(ForwardTensorMap, StridesOfSingleElementsAreIgnored) {
   Problem p = contiguous();
   p.batch = 1;
   p.q.batch_stride = 3;
-  EXPECT_TRUE(tma_can_read(forward_tensor_map(p, choose_forward_config(p).tiling, Loaded::q)));
+  EXPECT_TRUE(tma_can_read(forward_tensor_map(p, choose_forward_config(CallFacts(p)).tiling, Loaded::q)));
 }
 
 TEST(ForwardTensorMap, EmptyTensorsStillHaveAMap) {
   Problem p = contiguous();
   p.rows_k = 0;
   p.k.data = nullptr;
-  EXPECT_TRUE(tma_can_read(forward_tensor_map(p, choose_forward_config(p).tiling, Loaded::k)));
+  EXPECT_TRUE(tma_can_read(forward_tensor_map(p, choose_forward_config(CallFacts(p)).tiling, Loaded::k)));
   // Whatever the addresses and strides: nothing is to be copied for TMA's sake.
   p.out.data = &memory[1];
   p.k.row_stride = p.v.head_stride = 7;
-  EXPECT_TRUE(tma_can_read(forward_tensor_map(p, choose_forward_config(p).tiling, Loaded::k)));
-  EXPECT_TRUE(tma_can_read(forward_tensor_map(p, choose_forward_config(p).tiling, Loaded::v)));
+  EXPECT_TRUE(tma_can_read(forward_tensor_map(p, choose_forward_config(CallFacts(p)).tiling, Loaded::k)));
+  EXPECT_TRUE(tma_can_read(forward_tensor_map(p, choose_forward_config(CallFacts(p)).tiling, Loaded::v)));
 }
 
 TEST(ForwardWorkspace, HoldsCopiesOfWhatTmaCannotRead) {
   Problem p = contiguous();
-  const ForwardConfig c = choose_forward_config(p);
+  const ForwardConfig c = choose_forward_config(CallFacts(p));
   p.k.row_stride += 1;
   EXPECT_EQ(workspace_bytes(p, c), 2U * 300 * 2 * 128 * 2);
   p.v.data = memory + 1;
@@ -149,7 +149,7 @@ TEST(ForwardParameters, FollowTheProblem) {
   p.scale = 0.5F;
   p.window_left = 7;
   p.packed_k = true;
-  const ForwardParams params = params_of(p, choose_forward_config(p).tiling);
+  const ForwardParams params = params_of(p, choose_forward_config(CallFacts(p)).tiling);
   EXPECT_EQ(params.q.opaque[0], 64U * 64);
   EXPECT_EQ(params.out, memory);
   EXPECT_EQ(params.out_stride.row, 8 * 64);
@@ -166,7 +166,7 @@ TEST(ForwardParameters, OutputsThatAreNotAlignedAreStoredByElement) {
   const auto vectors = [](auto change) {
     Problem p = contiguous();
     change(p);
-    return params_of(p, choose_forward_config(p).tiling).out_vectors;
+    return params_of(p, choose_forward_config(CallFacts(p)).tiling).out_vectors;
   };
   EXPECT_FALSE(vectors([](Problem& p) { p.out.data = memory + 1; }));
   EXPECT_FALSE(vectors([](Problem& p) { p.out.row_stride += 4; }));
@@ -179,7 +179,7 @@ TEST(ForwardParameters, TheLastHeadsAreInterleaved) {
   p.heads_q = 64;
   p.heads_kv = 16;
   p.rows_q = 7 * 128;
-  ForwardConfig c = choose_forward_config(p);
+  ForwardConfig c = choose_forward_config(CallFacts(p));
   c.tiling.block_m = 128;
   const auto in_order = [&](int sms) { return params_of(p, c.tiling, sms).heads_in_order; };
   EXPECT_EQ(in_order(132), 4 * 64 - 34) << "33 heads of 28 blocks are two of the longest on 132 SMs";
@@ -189,7 +189,7 @@ TEST(ForwardParameters, TheLastHeadsAreInterleaved) {
 
 TEST(ForwardTiles, CountsBlocksOfQueries) {
   Problem p = contiguous();
-  ForwardConfig c = choose_forward_config(p);
+  ForwardConfig c = choose_forward_config(CallFacts(p));
   c.tiling.block_m = 64;
   EXPECT_EQ(forward_tile_count(p, c.tiling), 2 * 8 * 2);
   p.packed_q = true;

@@ -135,7 +135,7 @@ TEST_P(UsualFunctions, ForwardHasItsLocalMemory) {
     SCOPED_TRACE(head_dim);
     if (!is_compiled(head_dim == 64)) continue;
     const Problem p = problem(head_dim, Pass::forward);
-    const ForwardConfig config = with_functions(choose_forward_config(p), p);
+    const ForwardConfig config = with_functions(choose_forward_config(CallFacts(p)), p);
     ASSERT_EQ(forward_objection(config), "");
     ASSERT_TRUE(config.functions.given());
     expect_fast(p, kernel_name(config), GetParam().local_bytes);
@@ -149,7 +149,7 @@ TEST_P(UsualFunctions, BackwardHasItsLocalMemory) {
     SCOPED_TRACE(head_dim);
     if (!is_compiled(head_dim == 64)) continue;
     const Problem p = problem(head_dim, Pass::backward);
-    const BackwardConfig config = choose_backward_config(p);
+    const BackwardConfig config = choose_backward_config(CallFacts(p));
     ASSERT_EQ(backward_objection(config), "");
     ASSERT_TRUE(config.functions.given());
     expect_fast(p, kernel_name(Kernel::backward, config),
@@ -172,7 +172,10 @@ TEST_P(UsualFunctions, Sm80ForwardHasItsLocalMemory) {
     SCOPED_TRACE(name);
     if (!is_compiled(head_dim == 128)) continue;
     const Problem p = problem(head_dim, Pass::forward);
-    const ForwardConfig config = with_functions(choose_sm80_forward_config(p, shared_bytes), p);
+    const ForwardConfig config =
+        with_functions(choose_sm80_forward_config(
+                           CallFacts(p, {.family = Family::sm80, .shared_bytes_per_sm = shared_bytes})),
+                       p);
     ASSERT_TRUE(config.functions.given());
     ASSERT_EQ(sm80_forward_objection(config, shared_bytes), "");
     expect_fast(p, kernel_name(config), GetParam().sm80_local_bytes, name);
@@ -186,7 +189,8 @@ TEST_P(UsualFunctions, Sm80BackwardHasItsLocalMemory) {
     SCOPED_TRACE(name);
     if (!is_compiled(head_dim == 128)) continue;
     const Problem p = problem(head_dim, Pass::backward);
-    const BackwardConfig config = choose_sm80_backward_config(p, shared_bytes);
+    const BackwardConfig config = choose_sm80_backward_config(
+        CallFacts(p, {.family = Family::sm80, .shared_bytes_per_sm = shared_bytes}));
     ASSERT_TRUE(config.functions.given());
     ASSERT_EQ(sm80_backward_objection(config, shared_bytes), "");
     expect_fast(p, kernel_name(kernel_of(config), config), 0, name);

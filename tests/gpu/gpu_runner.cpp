@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gpu/device.hpp"
-#include "plan/family.hpp"
+#include "plan/facts.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::gpu {
@@ -136,7 +136,7 @@ bool is_planned(const harness::Case& spec) {
 }  // namespace
 
 bool lacks_kernels() {
-  return choose_family(properties(0)).family == Family::sm80;
+  return facts_of(properties(0)).family == Family::sm80;
 }
 
 std::string why_no_gpu() {

@@ -54,7 +54,7 @@ void check_on_gpu(const Call& call, const Recipe& recipe) {
   steps.recipe = recipe;
   steps.multiprocessors = properties(0).multiprocessors;
   steps.workspace = quantized_workspace(p, recipe);
-  add_quantizer(steps, choose_quantize_config(p, recipe));
+  add_quantizer(steps, choose_quantize_config(CallFacts(p), recipe));
   DeviceBuffer scratch(0, steps.workspace.bytes());
   scratch.fill(0xff);  // NaN
   run(steps, nullptr, scratch.data());

@@ -67,7 +67,7 @@ class TimedForwardTiles : public testing::TestWithParam<TileAndDType> {};
 TEST_P(TimedForwardTiles, MatchFp64OnASampleOfRows) {
   const auto& [tile, dtype] = GetParam();
   Call call(case_of(tile, dtype));
-  const ForwardConfig config = choose_forward_config(make_problem(call.forward_args()));
+  const ForwardConfig config = choose_forward_config(CallFacts(make_problem(call.forward_args())));
   ASSERT_EQ(config.tiling.block_m, tile.block_m);
   ASSERT_EQ(config.tiling.block_n, tile.block_n);
   ASSERT_EQ(config.schedule.pingpong, tile.pingpong);
@@ -97,7 +97,7 @@ class TimedBackwardTiles : public testing::TestWithParam<TileAndDType> {};
 TEST_P(TimedBackwardTiles, MatchFp64OnASampleOfRows) {
   const auto& [tile, dtype] = GetParam();
   Call call(case_of(tile, dtype));
-  const BackwardConfig config = choose_backward_config(make_problem(call.backward_args()));
+  const BackwardConfig config = choose_backward_config(CallFacts(make_problem(call.backward_args())));
   ASSERT_EQ(config.tiling.block_m, tile.block_m);
   ASSERT_EQ(config.tiling.block_n, tile.block_n);
   ASSERT_EQ(config.schedule.pingpong, tile.pingpong);
@@ -164,7 +164,7 @@ TEST_P(TimedEightBitTiles, FollowTheRecipeInTheLastRows) {
   c.options.precision = tile.precision;
   Call call(c);
   const EightBitConfig config =
-      choose_eight_bit_config(make_problem(call.forward_args()), recipe_of(tile.precision, false));
+      choose_eight_bit_config(CallFacts(make_problem(call.forward_args())), recipe_of(tile.precision, false));
   ASSERT_EQ(config.tiling.block_m, tile.block_m);
   ASSERT_EQ(config.parts, tile.parts);
   ASSERT_EQ(config.schedule.overlap, tile.overlap);

@@ -42,7 +42,7 @@ struct Result {
 template <QuantizeConfig C>
 Result run(Call& call, const Recipe& recipe, std::uint64_t seed) {
   const Problem p = call.problem();
-  EXPECT_EQ(choose_quantize_config(p, recipe), C);
+  EXPECT_EQ(choose_quantize_config(CallFacts(p), recipe), C);
   const gpu::Workspace space = gpu::quantized_workspace(p, recipe);
   Result r{.scratch = QuantizedScratch(space), .params = {}};
   r.params = gpu::make_quantize_params(p, recipe, space, r.scratch.data);
@@ -152,7 +152,7 @@ void check_arranged(const Case& c, Granularity granularity) {
   harness::quantize_inputs(quantized, C.qk == OperandType::s8 ? DType::s8 : DType::e4m3, granularity);
   const Problem p = make_problem(quantized.forward_args());
   const Recipe recipe = tandem::recipe_of(p);
-  ASSERT_EQ(choose_quantize_config(p, recipe), C);
+  ASSERT_EQ(choose_quantize_config(CallFacts(p), recipe), C);
   const gpu::Workspace space = gpu::quantized_workspace(p, recipe);
   const QuantizedScratch scratch(space);
   const ArrangeParams params =
@@ -199,7 +199,7 @@ void check_dequantized(const Case& c, DType dtype, Granularity granularity) {
   Call call(c);
   harness::quantize_keys_and_values(call, dtype, granularity);
   const Problem p = make_problem(call.forward_args());
-  ASSERT_EQ(choose_dequantize_config(p), C);
+  ASSERT_EQ(choose_dequantize_config(p, has_lengths(p)), C);
   constexpr auto poison = std::byte{0xEE};
   std::vector<std::byte> got(mixed_space(p).bytes + 256, poison);
   std::vector<std::byte> want = got;

@@ -22,7 +22,7 @@ Problem problem(std::int64_t head_dim_qk, std::int64_t head_dim_v) {
 TEST(BackwardPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
   for (std::int64_t qk = 1; qk <= 256; ++qk) {
     for (std::int64_t v = 1; v <= 256; v += 5) {
-      const BackwardConfig c = choose_backward_config(problem(qk, v));
+      const BackwardConfig c = choose_backward_config(CallFacts(problem(qk, v)));
       ASSERT_EQ(backward_objection(c), "") << qk << " " << v;
       ASSERT_GE(c.tiling.head_dim_qk, qk);
       ASSERT_GE(c.tiling.head_dim_v, v);
@@ -34,7 +34,7 @@ TEST(BackwardPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
 
 TEST(BackwardPlan, TakesTheProblemsFeatures) {
   Problem p = problem(128, 96);
-  const BackwardConfig plain = choose_backward_config(p);
+  const BackwardConfig plain = choose_backward_config(CallFacts(p));
   EXPECT_FALSE(plain.mask.causal || plain.mask.local || plain.softcap || plain.mask.varlen ||
                plain.schedule.deterministic);
   EXPECT_EQ(plain.tiling.element, Element::bf16);
@@ -45,63 +45,64 @@ TEST(BackwardPlan, TakesTheProblemsFeatures) {
   p.deterministic = true;
   const int lengths[] = {0, 1000};
   p.seqused_k.data = lengths;
-  const BackwardConfig c = choose_backward_config(p);
+  const BackwardConfig c = choose_backward_config(CallFacts(p));
   EXPECT_TRUE(c.mask.causal && c.mask.local && c.softcap && c.mask.varlen && c.schedule.deterministic);
   EXPECT_EQ(c.tiling.element, Element::f16);
   p.window_right = 999;  // not even the first query feels it
   p.window_left = 999;
-  EXPECT_FALSE(choose_backward_config(p).mask.causal || choose_backward_config(p).mask.local);
+  EXPECT_FALSE(choose_backward_config(CallFacts(p)).mask.causal ||
+               choose_backward_config(CallFacts(p)).mask.local);
 }
 
 TEST(BackwardPlan, TakesTurnsWhereItPays) {
   Problem p = problem(128, 128);
   p.rows_q = p.rows_k = 511;
-  EXPECT_FALSE(choose_backward_config(p).schedule.pingpong);
-  EXPECT_EQ(choose_backward_config(p).q_stages, 2);
+  EXPECT_FALSE(choose_backward_config(CallFacts(p)).schedule.pingpong);
+  EXPECT_EQ(choose_backward_config(CallFacts(p)).q_stages, 2);
   p.rows_q = p.rows_k = 512;
-  EXPECT_TRUE(choose_backward_config(p).schedule.pingpong);
-  EXPECT_EQ(choose_backward_config(p).dout_stages, 3);
+  EXPECT_TRUE(choose_backward_config(CallFacts(p)).schedule.pingpong);
+  EXPECT_EQ(choose_backward_config(CallFacts(p)).dout_stages, 3);
   p.window_right = 0;
-  EXPECT_FALSE(choose_backward_config(p).schedule.pingpong);
+  EXPECT_FALSE(choose_backward_config(CallFacts(p)).schedule.pingpong);
   p.rows_q = p.rows_k = 1024;
-  EXPECT_TRUE(choose_backward_config(p).schedule.pingpong);
+  EXPECT_TRUE(choose_backward_config(CallFacts(p)).schedule.pingpong);
   p.packed_q = true;
   p.batch = 2;  // 512 rows each
-  EXPECT_FALSE(choose_backward_config(p).schedule.pingpong);
+  EXPECT_FALSE(choose_backward_config(CallFacts(p)).schedule.pingpong);
   p = problem(64, 64);
   p.rows_q = p.rows_k = 512;
-  EXPECT_TRUE(choose_backward_config(p).schedule.pingpong);
-  EXPECT_EQ(choose_backward_config(p).dout_stages, 2);
+  EXPECT_TRUE(choose_backward_config(CallFacts(p)).schedule.pingpong);
+  EXPECT_EQ(choose_backward_config(CallFacts(p)).dout_stages, 2);
   p.softcap = 2.0F;
-  EXPECT_FALSE(choose_backward_config(p).schedule.pingpong);
+  EXPECT_FALSE(choose_backward_config(CallFacts(p)).schedule.pingpong);
   p = problem(256, 256);
   p.rows_q = p.rows_k = 8192;
-  EXPECT_FALSE(choose_backward_config(p).schedule.pingpong);
+  EXPECT_FALSE(choose_backward_config(CallFacts(p)).schedule.pingpong);
 }
 
 TEST(BackwardPlan, RotatesFullAttentionInAFixedOrderAndWhereItPays) {
   Problem p = problem(64, 64);
   p.deterministic = true;
-  EXPECT_TRUE(choose_backward_config(p).schedule.staggered);
+  EXPECT_TRUE(choose_backward_config(CallFacts(p)).schedule.staggered);
   p.window_right = 0;
-  EXPECT_FALSE(choose_backward_config(p).schedule.staggered);
+  EXPECT_FALSE(choose_backward_config(CallFacts(p)).schedule.staggered);
   p.window_right = -1;
   p.window_left = 10;
-  EXPECT_FALSE(choose_backward_config(p).schedule.staggered);
+  EXPECT_FALSE(choose_backward_config(CallFacts(p)).schedule.staggered);
   p.window_left = -1;
   const int lengths[] = {0, 1000};
   p.seqused_k.data = lengths;
-  EXPECT_FALSE(choose_backward_config(p).schedule.staggered);
+  EXPECT_FALSE(choose_backward_config(CallFacts(p)).schedule.staggered);
   p = problem(128, 128);
   p.rows_q = p.rows_k = 1024;
-  EXPECT_FALSE(choose_backward_config(p).schedule.staggered);
+  EXPECT_FALSE(choose_backward_config(CallFacts(p)).schedule.staggered);
   p.rows_q = p.rows_k = 2048;
-  EXPECT_TRUE(choose_backward_config(p).schedule.staggered);
+  EXPECT_TRUE(choose_backward_config(CallFacts(p)).schedule.staggered);
   p = problem(256, 256);
   p.rows_q = p.rows_k = 8192;
-  EXPECT_TRUE(choose_backward_config(p).schedule.staggered);
+  EXPECT_TRUE(choose_backward_config(CallFacts(p)).schedule.staggered);
   p.deterministic = true;  // 128 tiles in step wait for the slowest of them
-  EXPECT_FALSE(choose_backward_config(p).schedule.staggered);
+  EXPECT_FALSE(choose_backward_config(CallFacts(p)).schedule.staggered);
 }
 
 TEST(BackwardPlan, EveryHeadDimensionHasALegalConfig) {
@@ -111,7 +112,7 @@ TEST(BackwardPlan, EveryHeadDimensionHasALegalConfig) {
         Problem p = problem(head_dim, head_dim);
         p.softcap = softcap;
         p.rows_q = p.rows_k = rows;
-        EXPECT_EQ(backward_objection(choose_backward_config(p)), "") << head_dim << ' ' << softcap;
+        EXPECT_EQ(backward_objection(choose_backward_config(CallFacts(p))), "") << head_dim << ' ' << softcap;
       }
     }
   }
@@ -156,7 +157,7 @@ TEST(BackwardPlan, ShippedConfigsAreLegalAndEachIsThereOnce) {
           p.rows_q = p.rows_k = rows;
           p.window_right = causal ? 0 : -1;
           p.deterministic = deterministic;
-          EXPECT_EQ(std::count(configs.begin(), configs.end(), choose_backward_config(p)), 1)
+          EXPECT_EQ(std::count(configs.begin(), configs.end(), choose_backward_config(CallFacts(p))), 1)
               << head_dim << ' ' << rows << (causal ? " causal" : "");
         }
       }
@@ -168,7 +169,8 @@ TEST(BackwardPlan, ExplainsWhatItChose) {
   Problem p = problem(40, 64);
   p.deterministic = true;
   std::string text;
-  for (const std::string& line : explain_backward(p, choose_backward_config(p))) text += line + "\n";
+  for (const std::string& line : explain_backward(CallFacts(p), choose_backward_config(CallFacts(p))))
+    text += line + "\n";
   EXPECT_NE(text.find("head_dim 40 padded to 64"), std::string::npos) << text;
   EXPECT_NE(text.find("fixed order"), std::string::npos) << text;
 }

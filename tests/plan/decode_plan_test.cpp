@@ -14,9 +14,15 @@
 namespace tandem {
 namespace {
 
+/// Never read.
+alignas(256) std::byte keys[16];
+alignas(256) std::byte values[16];
+
 /// A problem of grouped heads and few queries a sequence.
 Problem grouped(std::int64_t group, std::int64_t queries) {
   Problem p;
+  p.k.data = keys;
+  p.v.data = values;
   p.head_dim_qk = p.head_dim_v = 128;
   p.rows_q = queries;
   p.rows_k = 4096;
@@ -56,28 +62,29 @@ TEST(HeadRows, FillTilesOfSixteenRowsToo) {
 TEST(ForwardPlan, SixteenRowsOfAKvHeadAreDecoded) {
   for (const auto& [group, queries] :
        {std::pair<std::int64_t, std::int64_t>{1, 1}, {1, 16}, {4, 4}, {16, 1}}) {
-    const ForwardConfig c = choose_forward_config(grouped(group, queries));
+    const ForwardConfig c = choose_forward_config(CallFacts(grouped(group, queries)));
     EXPECT_TRUE(c.by_warps()) << group << " x " << queries;
-    EXPECT_EQ(c.tiling.heads_as_rows, group > 1);
+    EXPECT_EQ(c.tiling.heads_as_rows, group > 1 && queries > 1) << "heads of a single query are its rows";
     EXPECT_EQ(forward_objection(c), "");
     EXPECT_EQ(ctas_per_sm(c), 2);
   }
-  EXPECT_FALSE(choose_forward_config(grouped(4, 5)).by_warps());
-  EXPECT_FALSE(choose_forward_config(grouped(1, 17)).by_warps());
+  EXPECT_FALSE(choose_forward_config(CallFacts(grouped(4, 5))).by_warps());
+  EXPECT_FALSE(choose_forward_config(CallFacts(grouped(1, 17))).by_warps());
   Problem fixed = grouped(4, 1);
   fixed.split_size = 1024;
-  EXPECT_FALSE(choose_forward_config(fixed).by_warps()) << "prefills have the forward kernel's products";
+  EXPECT_FALSE(choose_forward_config(CallFacts(fixed)).by_warps())
+      << "prefills have the forward kernel's products";
 }
 
 /// Keys of 8 bits too, in half of the bytes, so that an SM has as many CTAs and more blocks in flight.
 TEST(ForwardPlan, EightBitKeysAreDecoded) {
-  for (const DType keys : {DType::e4m3, DType::s8}) {
+  for (const DType dtype : {DType::e4m3, DType::s8}) {
     for (const std::int64_t head_dim : {40, 128, 192, 256}) {
       Problem p = grouped(4, 1);
       p.head_dim_qk = p.head_dim_v = head_dim;
-      const ForwardConfig wide = choose_forward_config(p);
-      p.k.dtype = p.v.dtype = keys;
-      const ForwardConfig c = choose_forward_config(p);
+      const ForwardConfig wide = choose_forward_config(CallFacts(p));
+      p.k.dtype = p.v.dtype = dtype;
+      const ForwardConfig c = choose_forward_config(CallFacts(p));
       EXPECT_TRUE(c.by_warps() && c.has_byte_keys() && !c.converts());
       EXPECT_EQ(c.tiling.head_dim_v % 64, 0);
       EXPECT_EQ(forward_objection(c), "");
@@ -87,7 +94,7 @@ TEST(ForwardPlan, EightBitKeysAreDecoded) {
   }
   Problem more = grouped(4, 5);
   more.k.dtype = more.v.dtype = DType::e4m3;
-  EXPECT_TRUE(choose_forward_config(more).converts()) << "64 rows are converted in shared memory";
+  EXPECT_TRUE(choose_forward_config(CallFacts(more)).converts()) << "64 rows are converted in shared memory";
 }
 
 TEST(HeadRows, OfPackedQueriesFollowTheirMean) {
@@ -97,7 +104,7 @@ TEST(HeadRows, OfPackedQueriesFollowTheirMean) {
   EXPECT_EQ(queries_of(p), 4);
   EXPECT_EQ(best_head_rows(p).heads, 4);
   p.rows_q = 1000;
-  EXPECT_FALSE(choose_forward_config(p).tiling.heads_as_rows) << "334 queries each";
+  EXPECT_FALSE(choose_forward_config(CallFacts(p)).tiling.heads_as_rows) << "334 queries each";
 }
 
 TEST(ForwardPlan, FewQueriesOfGroupedHeadsAreRowsOfOneTile) {
@@ -106,19 +113,38 @@ TEST(ForwardPlan, FewQueriesOfGroupedHeadsAreRowsOfOneTile) {
     Problem p = grouped(4, queries);
     p.window_right = 0;
     p.seqused_k.data = lengths;
-    const ForwardConfig c = choose_forward_config(p);
+    const ForwardConfig c = choose_forward_config(CallFacts(p));
     EXPECT_TRUE(c.tiling.heads_as_rows && c.schedule.split && c.mask.causal);
     EXPECT_EQ(gpu::forward_tile_count(p, c.tiling), 2 * 8);
     p.window_right = -1;
-    EXPECT_EQ(choose_forward_config(p), c) << "one kernel serves both masks";
+    EXPECT_EQ(choose_forward_config(CallFacts(p)), c) << "one kernel serves both masks";
     p.batch = 600;
-    EXPECT_FALSE(choose_forward_config(p).schedule.split) << "4800 tiles keep all multiprocessors busy";
-    EXPECT_TRUE(choose_forward_config(p).tiling.heads_as_rows);
+    EXPECT_FALSE(choose_forward_config(CallFacts(p)).schedule.split)
+        << "4800 tiles keep all multiprocessors busy";
+    EXPECT_TRUE(choose_forward_config(CallFacts(p)).tiling.heads_as_rows);
     p.split_size = 1024;
-    EXPECT_TRUE(choose_forward_config(p).tiling.heads_as_rows);
+    EXPECT_TRUE(choose_forward_config(CallFacts(p)).tiling.heads_as_rows);
   }
-  EXPECT_FALSE(choose_forward_config(grouped(1, 4)).tiling.heads_as_rows);
-  EXPECT_FALSE(choose_forward_config(grouped(4, 100)).tiling.heads_as_rows);
+  EXPECT_FALSE(choose_forward_config(CallFacts(grouped(1, 4))).tiling.heads_as_rows);
+  EXPECT_FALSE(choose_forward_config(CallFacts(grouped(4, 100))).tiling.heads_as_rows);
+}
+
+/// Tiles that are many keep the multiprocessors of the GPU busy, which are not 132 on every one.
+TEST(ForwardPlan, KeysAreSharedWhereTheGpuHasMoreMultiprocessors) {
+  for (const gpu::DeviceProperties& device : gpu::described_devices())
+    EXPECT_EQ(facts_of(device).multiprocessors, device.multiprocessors) << device.name;
+  const std::int32_t lengths[2] = {};
+  Problem p = grouped(4, 1);
+  p.batch = 60;  // 480 tiles: fewer than four for each of 132 multiprocessors, but not of 114
+  p.seqused_k.data = lengths;
+  EXPECT_TRUE(CallFacts(p).shares_keys);
+  EXPECT_TRUE(choose_forward_config(CallFacts(p)).schedule.split);
+  const CallFacts pcie(p, {.multiprocessors = 114});
+  EXPECT_FALSE(pcie.shares_keys);
+  EXPECT_FALSE(choose_forward_config(pcie).schedule.split);
+  p.split_size = 1024;
+  EXPECT_TRUE(CallFacts(p).shares_keys);
+  EXPECT_FALSE(CallFacts(p, {.multiprocessors = 114}).shares_keys);
 }
 
 TEST(ForwardPlan, StepsOfGroupedHeadsAreShipped) {
@@ -126,16 +152,17 @@ TEST(ForwardPlan, StepsOfGroupedHeadsAreShipped) {
   const std::int32_t lengths[2] = {};
   for (const std::int64_t batch : {2, 600}) {
     for (const bool pages : {false, true}) {
-      for (const DType keys : {DType::bf16, DType::e4m3}) {
+      for (const DType dtype : {DType::bf16, DType::e4m3}) {
         Problem p = grouped(4, 4);
         p.batch = batch;
         p.window_right = 0;
         p.seqused_k.data = lengths;
-        p.k.dtype = p.v.dtype = keys;
+        p.k.dtype = p.v.dtype = dtype;
+        p.cache_batch = pages ? 9 : 0;
         if (pages) p.pages = {.table = lengths, .count = 9, .page_size = 16};
-        const ForwardConfig c = choose_forward_config(p);
+        const ForwardConfig c = choose_forward_config(CallFacts(p));
         EXPECT_TRUE(c.tiling.heads_as_rows);
-        EXPECT_EQ(c.key_type, keys == DType::e4m3 ? OperandType::e4m3 : OperandType::input);
+        EXPECT_EQ(c.key_type, dtype == DType::e4m3 ? OperandType::e4m3 : OperandType::input);
         EXPECT_NE(std::find(configs.begin(), configs.end(), c), configs.end());
       }
     }
@@ -144,7 +171,7 @@ TEST(ForwardPlan, StepsOfGroupedHeadsAreShipped) {
 
 TEST(ForwardExplain, SaysWhichHeadsAreRows) {
   const Problem p = grouped(4, 4);
-  const std::vector<std::string> lines = explain_forward(p, choose_forward_config(p));
+  const std::vector<std::string> lines = explain_forward(CallFacts(p), choose_forward_config(CallFacts(p)));
   EXPECT_NE(lines.at(2).find("tile 4 queries of 4 heads that share keys x 64 keys"), std::string::npos)
       << lines.at(2);
 }
@@ -152,7 +179,7 @@ TEST(ForwardExplain, SaysWhichHeadsAreRows) {
 TEST(ForwardPlan, PartsOfGroupedHeadsHaveAPlaceForEachRow) {
   Problem p = grouped(4, 4);
   p.split_size = 1024;
-  const ForwardConfig c = choose_forward_config(p);
+  const ForwardConfig c = choose_forward_config(CallFacts(p));
   ASSERT_TRUE(c.schedule.split);
   const gpu::WorkDivision work = gpu::divide_work(p, c, 132);
   EXPECT_EQ(work.part_rows, 16);

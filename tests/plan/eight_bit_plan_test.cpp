@@ -26,7 +26,7 @@ TEST(EightBitPlan, EveryHeadDimensionAndRecipeGetsALegalConfig) {
         for (const bool causal : {false, true}) {
           Problem p = problem(head_dim, causal);
           p.head_dim_v = head_dim_v;
-          const EightBitConfig c = choose_eight_bit_config(p, recipe);
+          const EightBitConfig c = choose_eight_bit_config(CallFacts(p), recipe);
           ASSERT_EQ(eight_bit_objection(c), "") << head_dim << ", " << head_dim_v << " " << causal;
         }
       }
@@ -36,7 +36,7 @@ TEST(EightBitPlan, EveryHeadDimensionAndRecipeGetsALegalConfig) {
 
 TEST(EightBitPlan, PartsAreAsWideAsRegistersAllow) {
   const auto columns = [](std::int64_t head_dim, bool causal, const Recipe& recipe) {
-    return choose_eight_bit_config(problem(head_dim, causal), recipe).part_columns();
+    return choose_eight_bit_config(CallFacts(problem(head_dim, causal)), recipe).part_columns();
   };
   for (const bool causal : {false, true}) {
     EXPECT_EQ(columns(160, causal, fp8_recipe), 160);
@@ -65,7 +65,7 @@ Problem quantized_problem(std::int64_t head_dim, bool causal) {
   return p;
 }
 EightBitConfig choose(const Problem& p) {
-  return choose_eight_bit_config(p, recipe_of(p));
+  return choose_eight_bit_config(CallFacts(p), recipe_of(p));
 }
 
 TEST(EightBitPlan, ReadsQuantizedValuesWhereTheyAreIfTmaCan) {
@@ -96,14 +96,14 @@ TEST(EightBitPlan, ReadsQuantizedValuesWhereTheyAreIfTmaCan) {
 
 TEST(EightBitPlan, CapsScoresWhereAskedTo) {
   Problem p = problem(128, true);
-  EXPECT_FALSE(choose_eight_bit_config(p, int8_recipe).softcap);
+  EXPECT_FALSE(choose_eight_bit_config(CallFacts(p), int8_recipe).softcap);
   p.softcap = 15.0F;
-  EXPECT_TRUE(choose_eight_bit_config(p, int8_recipe).softcap);
+  EXPECT_TRUE(choose_eight_bit_config(CallFacts(p), int8_recipe).softcap);
 }
 
 TEST(EightBitPlan, ExponentialsAreLinearWhereTheRecipeAllows) {
   const auto is_linear = [](const Recipe& recipe) {
-    return choose_eight_bit_config(problem(128, false), recipe).linear_exp2;
+    return choose_eight_bit_config(CallFacts(problem(128, false)), recipe).linear_exp2;
   };
   EXPECT_TRUE(is_linear(fp8_recipe));
   EXPECT_FALSE(is_linear(strict(fp8_recipe)));
@@ -114,7 +114,7 @@ TEST(EightBitPlan, ExponentialsAreLinearWhereTheRecipeAllows) {
 
 TEST(EightBitPlan, WarpgroupsTakeTurnsWhereThatPays) {
   const auto takes_pingpong = [](std::int64_t head_dim, bool causal, const Recipe& recipe) {
-    return choose_eight_bit_config(problem(head_dim, causal), recipe).schedule.pingpong;
+    return choose_eight_bit_config(CallFacts(problem(head_dim, causal)), recipe).schedule.pingpong;
   };
   EXPECT_TRUE(takes_pingpong(64, false, fp8_recipe));
   EXPECT_TRUE(takes_pingpong(64, false, int8_recipe));
@@ -125,7 +125,7 @@ TEST(EightBitPlan, WarpgroupsTakeTurnsWhereThatPays) {
   const auto takes_pingpong_of_keys = [](std::int64_t head_dim, std::int64_t keys, const Recipe& recipe) {
     Problem p = problem(head_dim, true);
     p.rows_q = p.rows_k = keys;
-    return choose_eight_bit_config(p, recipe).schedule.pingpong;
+    return choose_eight_bit_config(CallFacts(p), recipe).schedule.pingpong;
   };
   EXPECT_TRUE(takes_pingpong_of_keys(64, 6144, fp8_recipe));
   EXPECT_FALSE(takes_pingpong_of_keys(64, 6143, fp8_recipe));

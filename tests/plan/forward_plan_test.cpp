@@ -29,7 +29,7 @@ TEST(ForwardPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
       for (const bool causal : {false, true}) {
         Problem p = problem(qk, v);
         if (causal) p.window_right = 0;
-        const ForwardConfig c = choose_forward_config(p);
+        const ForwardConfig c = choose_forward_config(CallFacts(p));
         ASSERT_EQ(forward_objection(c), "") << qk << " " << v;
         ASSERT_GE(c.tiling.head_dim_qk, qk);
         ASSERT_GE(c.tiling.head_dim_v, v);
@@ -69,7 +69,7 @@ TEST(ForwardPlan, UsualModelsAreShipped) {
     for (const bool causal : {false, true}) {
       Problem p = problem(head_dim, head_dim);
       if (causal) p.window_right = 0;
-      EXPECT_NE(std::find(configs.begin(), configs.end(), choose_forward_config(p)), configs.end())
+      EXPECT_NE(std::find(configs.begin(), configs.end(), choose_forward_config(CallFacts(p))), configs.end())
           << head_dim;
     }
   }
@@ -81,11 +81,11 @@ TEST(ForwardPlan, AMaskBySequenceAndAnOutInF32ChangeNothingElse) {
   for (const std::int64_t queries : {2, 40, 1000}) {
     Problem p = problem(128, 128, queries, 4096);
     p.window_right = 0;
-    ForwardConfig expected = choose_forward_config(p);
+    ForwardConfig expected = choose_forward_config(CallFacts(p));
     p.window_right = -1;
     p.causal_by_sequence.data = flags;
     p.out.dtype = DType::f32;
-    const ForwardConfig c = choose_forward_config(p);
+    const ForwardConfig c = choose_forward_config(CallFacts(p));
     EXPECT_EQ(forward_objection(c), "");
     expected.mask.by_sequence = expected.tiling.f32_out = true;
     EXPECT_EQ(c, expected) << queries;
@@ -103,7 +103,8 @@ TEST(ForwardPlan, StepsOfGenerationAreShipped) {
         p.window_right = queries > 1 ? 0 : -1;
         p.seqused_k.data = lengths;
         if (pages) p.pages = {.table = lengths, .count = 9, .page_size = 16};
-        EXPECT_NE(std::find(configs.begin(), configs.end(), choose_forward_config(p)), configs.end())
+        EXPECT_NE(std::find(configs.begin(), configs.end(), choose_forward_config(CallFacts(p))),
+                  configs.end())
             << head_dim << " " << queries << " " << pages;
       }
     }
@@ -114,9 +115,10 @@ TEST(ForwardPlan, PagesBehindPaddingAreLoadedByRows) {
   const std::int32_t lengths[2] = {};
   Problem p = problem(96, 96, 1, 4096);
   p.pages = {.table = lengths, .count = 9, .page_size = 64};
-  EXPECT_EQ(gpu::forward_tensor_map(p, choose_forward_config(p).tiling, gpu::Loaded::k).box[1], 64);
+  EXPECT_EQ(gpu::forward_tensor_map(p, choose_forward_config(CallFacts(p)).tiling, gpu::Loaded::k).box[1],
+            64);
   p.leftpad_k.data = lengths;
-  const ForwardConfig c = choose_forward_config(p);
+  const ForwardConfig c = choose_forward_config(CallFacts(p));
   EXPECT_EQ(c.keys, KeySource::padded_pages);
   EXPECT_EQ(c.tiling.head_dim_qk, 128) << "TMA writes to multiples of 128 bytes";
   EXPECT_EQ(gpu::forward_tensor_map(p, c.tiling, gpu::Loaded::k).box[1], 1);
@@ -125,27 +127,27 @@ TEST(ForwardPlan, PagesBehindPaddingAreLoadedByRows) {
 TEST(ForwardPlan, MasksThatNoQueryFeelsAreDropped) {
   Problem p = problem(128, 128, 1, 5000);
   p.window_right = 0;
-  EXPECT_FALSE(choose_forward_config(p).mask.causal) << "one query sees every key";
+  EXPECT_FALSE(choose_forward_config(CallFacts(p)).mask.causal) << "one query sees every key";
   p = problem(128, 128, 100, 100);
   p.window_right = 98;
-  EXPECT_TRUE(choose_forward_config(p).mask.causal) << "query 0 does not see key 99";
+  EXPECT_TRUE(choose_forward_config(CallFacts(p)).mask.causal) << "query 0 does not see key 99";
   p.window_right = 99;
-  EXPECT_FALSE(choose_forward_config(p).mask.causal);
+  EXPECT_FALSE(choose_forward_config(CallFacts(p)).mask.causal);
   p.window_left = 98;
-  EXPECT_TRUE(choose_forward_config(p).mask.local) << "query 99 does not see key 0";
+  EXPECT_TRUE(choose_forward_config(CallFacts(p)).mask.local) << "query 99 does not see key 0";
   p.window_left = 99;
-  EXPECT_FALSE(choose_forward_config(p).mask.local);
+  EXPECT_FALSE(choose_forward_config(CallFacts(p)).mask.local);
 }
 
 TEST(ForwardPlan, ScoresAreTransformedAsScaleAndSoftcapAsk) {
   Problem p = problem(64, 64);
-  EXPECT_EQ(choose_forward_config(p).transform, ScoreTransform::raw);
+  EXPECT_EQ(choose_forward_config(CallFacts(p)).transform, ScoreTransform::raw);
   for (const float scale : {0.0F, -1.0F}) {
     p.scale = scale;
-    EXPECT_EQ(choose_forward_config(p).transform, ScoreTransform::scaled);
+    EXPECT_EQ(choose_forward_config(CallFacts(p)).transform, ScoreTransform::scaled);
   }
   p.softcap = 30.0F;
-  EXPECT_EQ(choose_forward_config(p).transform, ScoreTransform::softcap);
+  EXPECT_EQ(choose_forward_config(CallFacts(p)).transform, ScoreTransform::softcap);
 }
 
 TEST(ForwardPlan, LengthsOnTheDeviceMakeItVarlen) {
@@ -153,9 +155,9 @@ TEST(ForwardPlan, LengthsOnTheDeviceMakeItVarlen) {
   for (Lengths Problem::*member :
        {&Problem::cu_seqlens_q, &Problem::cu_seqlens_k, &Problem::seqused_q, &Problem::seqused_k}) {
     Problem p = problem(64, 64);
-    EXPECT_FALSE(choose_forward_config(p).mask.varlen);
+    EXPECT_FALSE(choose_forward_config(CallFacts(p)).mask.varlen);
     (p.*member).data = lengths;
-    EXPECT_TRUE(choose_forward_config(p).mask.varlen);
+    EXPECT_TRUE(choose_forward_config(CallFacts(p)).mask.varlen);
   }
 }
 
@@ -167,7 +169,7 @@ TEST(ForwardPlan, PackedSequencesGetTheTileOfTheirMeanLength) {
     p.batch = batch;
     p.packed_q = p.packed_k = packed;
     (packed ? p.cu_seqlens_k : p.seqused_k).data = lengths;
-    return choose_forward_config(p).tiling.block_m;
+    return choose_forward_config(CallFacts(p)).tiling.block_m;
   };
   EXPECT_EQ(block_m(1, true), 192);
   EXPECT_EQ(block_m(10, true), 192);  // 1638 keys each
@@ -177,7 +179,9 @@ TEST(ForwardPlan, PackedSequencesGetTheTileOfTheirMeanLength) {
 }
 
 TEST(ForwardPlan, WideHeadsTakeFewerKeysABlockWhereSequencesAreShort) {
-  const auto config = [](std::int64_t keys) { return choose_forward_config(problem(256, 256, keys, keys)); };
+  const auto config = [](std::int64_t keys) {
+    return choose_forward_config(CallFacts(problem(256, 256, keys, keys)));
+  };
   EXPECT_EQ(config(512).tiling.block_n, 64);
   EXPECT_EQ(config(1024).tiling.block_n, 80);
   EXPECT_TRUE(config(512).schedule.pingpong && config(2048).schedule.pingpong);
@@ -259,7 +263,7 @@ TEST(ForwardPlan, ASplitSizeFixesBlocksOfKeysByTheModelAlone) {
           Problem p = problem(qk, v, queries, keys);
           p.batch = batch;
           p.split_size = 1024;
-          const ForwardConfig c = choose_forward_config(p);
+          const ForwardConfig c = choose_forward_config(CallFacts(p));
           EXPECT_EQ(forward_objection(c), "");
           EXPECT_EQ(c.tiling.block_n, block_n);
           EXPECT_TRUE(c.schedule.invariant);
@@ -276,7 +280,7 @@ TEST(ForwardPlan, PartsOfSplitsHaveAsManyPlacesAsThereAre) {
   p.heads_q = p.heads_kv = 8;
   p.batch = 2;
   p.split_size = 1024;
-  const ForwardConfig c = choose_forward_config(p);
+  const ForwardConfig c = choose_forward_config(CallFacts(p));
   const gpu::WorkDivision work = gpu::divide_work(p, c, 132);
   EXPECT_EQ(work.ctas, 2 * 8 * 5);  // tiles, splits
   EXPECT_EQ(work.split_blocks, 8);
@@ -292,7 +296,7 @@ TEST(ForwardPlan, PartsOfSplitsHaveAsManyPlacesAsThereAre) {
 
 TEST(ForwardExplain, SaysWhichTileAndWhy) {
   const Problem p = problem(72, 72);
-  const std::vector<std::string> lines = explain_forward(p, choose_forward_config(p));
+  const std::vector<std::string> lines = explain_forward(CallFacts(p), choose_forward_config(CallFacts(p)));
   EXPECT_NE(lines.at(1).find("head_dim 72 padded to 96"), std::string::npos) << lines.at(1);
   EXPECT_NE(lines.at(2).find(": "), std::string::npos);
 }

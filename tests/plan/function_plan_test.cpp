@@ -9,6 +9,7 @@
 
 #include "gpu/function_source.hpp"
 #include "plan/backward_plan.hpp"
+#include "plan/checks.hpp"
 #include "plan/forward_plan.hpp"
 #include "tandem/error.hpp"
 
@@ -30,7 +31,7 @@ Problem problem(const Function* score, const Function* mask, std::int64_t rows_q
   return p;
 }
 ForwardConfig forward_of(const Problem& p) {
-  return with_functions(choose_forward_config(p), p);
+  return with_functions(choose_forward_config(CallFacts(p)), p);
 }
 
 const Function tanh_of_score = Function::parse("tanh(s)", Function::Kind::score);
@@ -40,7 +41,7 @@ const Function causal = Function::parse("le(k, q)", Function::Kind::mask);
 TEST(FunctionPlan, ConfigsNameTheFunctions) {
   const ForwardConfig none = forward_of(problem(nullptr, nullptr));
   EXPECT_FALSE(none.functions.given());
-  EXPECT_EQ(none, choose_forward_config(problem(nullptr, nullptr)));
+  EXPECT_EQ(none, choose_forward_config(CallFacts(problem(nullptr, nullptr))));
   const Functions first = forward_of(problem(&tanh_of_score, nullptr)).functions;
   const Functions second = forward_of(problem(&twice_the_score, nullptr)).functions;
   EXPECT_TRUE(first.given() && first.score_function && !first.mask_function);
@@ -48,7 +49,8 @@ TEST(FunctionPlan, ConfigsNameTheFunctions) {
   const Functions both = forward_of(problem(&tanh_of_score, &causal)).functions;
   EXPECT_TRUE(both.score_function && both.mask_function);
   EXPECT_NE(both.digest, first.digest);
-  EXPECT_EQ(choose_backward_config(problem(&tanh_of_score, &causal)).functions.digest, both.digest);
+  EXPECT_EQ(choose_backward_config(CallFacts(problem(&tanh_of_score, &causal))).functions.digest,
+            both.digest);
 }
 
 TEST(FunctionPlan, TheDigestIsOfTypesAndNotOfMemory) {
@@ -97,7 +99,7 @@ TEST(FunctionPlan, OneListServesWhatTheMaskDoesNotDependOn) {
 
 TEST(FunctionPlan, BackwardListsAreOfMasksOnEqualLengthsInAnyOrder) {
   const auto lists = [](const Problem& p) {
-    const BackwardConfig c = choose_backward_config(p);
+    const BackwardConfig c = choose_backward_config(CallFacts(p));
     EXPECT_EQ(backward_objection(c), "");
     return c.functions.block_lists;
   };
@@ -112,12 +114,12 @@ TEST(FunctionPlan, BackwardListsAreOfMasksOnEqualLengthsInAnyOrder) {
   Problem ordered = problem(nullptr, &causal);
   ordered.deterministic = true;
   EXPECT_FALSE(lists(ordered));
-  BackwardConfig wrong = choose_backward_config(problem(nullptr, &causal));
+  BackwardConfig wrong = choose_backward_config(CallFacts(problem(nullptr, &causal)));
   wrong.schedule.deterministic = true;
   EXPECT_NE(backward_objection(wrong), "");
   // Of 128 queries by 128 keys.
-  const gpu::ListedBlocks listed =
-      gpu::listed_query_blocks(problem(nullptr, &causal), choose_backward_config(problem(nullptr, &causal)));
+  const gpu::ListedBlocks listed = gpu::listed_query_blocks(
+      problem(nullptr, &causal), choose_backward_config(CallFacts(problem(nullptr, &causal))));
   EXPECT_EQ(listed.count, 16);
   EXPECT_EQ(listed.lists.stride, 17);
 }
@@ -127,8 +129,8 @@ TEST(FunctionPlan, DropoutIsAskedOfEveryPair) {
   p.dropout = make_dropout(0.5F, 1, 2, 8);
   const Functions f = forward_of(p).functions;
   EXPECT_TRUE(f.given() && f.dropout && !f.score_function && !f.mask_function && !f.block_lists);
-  EXPECT_NO_THROW(check_gpu_functions(p));
-  const BackwardConfig c = choose_backward_config(p);
+  EXPECT_NO_THROW(check_problem(p));
+  const BackwardConfig c = choose_backward_config(CallFacts(p));
   EXPECT_TRUE(c.functions.dropout && c.sloped() && !c.schedule.pingpong);
   EXPECT_EQ(backward_objection(c), "");
   // The text is that of the functions alone.
@@ -150,10 +152,10 @@ TEST(FunctionPlan, GradientsOfCapturedTensorsAreAKernelOfTheirOwn) {
   const Tensor wanted(nullptr, DType::f32, {8});
   Problem p = problem(&f, &causal);
   p.pass = Pass::backward;
-  const BackwardConfig without = choose_backward_config(p);
+  const BackwardConfig without = choose_backward_config(CallFacts(p));
   const std::string text = gpu::function_source(gpu::functions_of(p));
   p.captured_gradients = {&wanted, 1};
-  const BackwardConfig with = choose_backward_config(p);
+  const BackwardConfig with = choose_backward_config(CallFacts(p));
   EXPECT_EQ(backward_objection(with), "");
   EXPECT_TRUE(with.functions.captured_gradients && !without.functions.captured_gradients);
   EXPECT_NE(with.functions.digest, without.functions.digest);
@@ -161,7 +163,8 @@ TEST(FunctionPlan, GradientsOfCapturedTensorsAreAKernelOfTheirOwn) {
             std::string::npos);
   // A call that wants none has the kernel of a function that differentiates nothing.
   const Function plain = alibi({});
-  EXPECT_EQ(without.functions.digest, choose_backward_config(problem(&plain, &causal)).functions.digest);
+  EXPECT_EQ(without.functions.digest,
+            choose_backward_config(CallFacts(problem(&plain, &causal))).functions.digest);
   EXPECT_EQ(text, gpu::function_source(gpu::functions_of(problem(&plain, &causal))));
   BackwardConfig wrong = with;
   wrong.tiling.block_n = 64;
@@ -175,10 +178,10 @@ TEST(FunctionPlan, GradientsOfCapturedTensorsHaveNoFixedOrder) {
   const Tensor wanted(nullptr, DType::f32, {8});
   Problem p = problem(&f, nullptr);
   p.captured_gradients = {&wanted, 1};
-  EXPECT_NO_THROW(check_gpu_functions(p));
+  EXPECT_NO_THROW(check_problem(p));
   p.deterministic = true;
   try {
-    check_gpu_functions(p);
+    check_problem(p);
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.status(), Status::unsupported);
@@ -187,7 +190,7 @@ TEST(FunctionPlan, GradientsOfCapturedTensorsHaveNoFixedOrder) {
 }
 
 TEST(FunctionPlan, OneQueryTakesTheForwardKernel) {
-  EXPECT_TRUE(choose_forward_config(problem(nullptr, nullptr, 1)).by_warps());
+  EXPECT_TRUE(choose_forward_config(CallFacts(problem(nullptr, nullptr, 1))).by_warps());
   EXPECT_FALSE(forward_of(problem(nullptr, &causal, 1)).by_warps());
 }
 
@@ -208,7 +211,7 @@ TEST(FunctionPlan, TilesOfGradientsAreByWhatAPairCosts) {
   const auto tile = [](const Function* score, const Function* mask, int head_dim) {
     Problem p = problem(score, mask);
     p.head_dim_qk = p.head_dim_v = head_dim;
-    const BackwardConfig c = choose_backward_config(p);
+    const BackwardConfig c = choose_backward_config(CallFacts(p));
     EXPECT_EQ(backward_objection(c), "");
     return std::pair(c.tiling.block_m, c.schedule.pingpong);
   };
@@ -230,27 +233,27 @@ TEST(FunctionPlan, TilesOfGradientsAreByWhatAPairCosts) {
   EXPECT_FALSE(forward_of(problem(nullptr, &causal)).schedule.finds_maxima);
   Problem dropped = problem(nullptr, nullptr);
   dropped.dropout = make_dropout(0.5F, 1, 2, 8);
-  EXPECT_FALSE(choose_backward_config(dropped).schedule.pingpong);
-  BackwardConfig wrong = choose_backward_config(problem(&slopes, nullptr));
+  EXPECT_FALSE(choose_backward_config(CallFacts(dropped)).schedule.pingpong);
+  BackwardConfig wrong = choose_backward_config(CallFacts(problem(&slopes, nullptr)));
   wrong.functions.dropout = true;
   EXPECT_NE(backward_objection(wrong).find("pingpong has no step with dropout"), std::string::npos);
-  EXPECT_TRUE(choose_backward_config(problem(&tanh_of_score, nullptr)).sloped());
-  EXPECT_FALSE(choose_backward_config(problem(nullptr, &causal)).sloped());
+  EXPECT_TRUE(choose_backward_config(CallFacts(problem(&tanh_of_score, nullptr))).sloped());
+  EXPECT_FALSE(choose_backward_config(CallFacts(problem(nullptr, &causal))).sloped());
 }
 
 TEST(FunctionPlan, WhatHasNoKernelIsAnError) {
   Problem wide = problem(nullptr, &causal);
   wide.head_dim_qk = wide.head_dim_v = 512;
-  EXPECT_THROW(check_gpu_functions(wide), Error);
+  EXPECT_THROW(check_problem(wide), Error);
   wide.mask_function = nullptr;
-  EXPECT_NO_THROW(check_gpu_functions(wide));
+  EXPECT_NO_THROW(check_problem(wide));
   Problem cache = problem(nullptr, &causal);
   cache.k.dtype = cache.v.dtype = DType::e4m3;
   cache.pages = {.table = &cache};
-  EXPECT_THROW(check_gpu_functions(cache), Error);
+  EXPECT_THROW(check_problem(cache), Error);
   const std::vector<ConstTensor> captured{ConstTensor(&cache, DType::s8, {std::int64_t{1} << 31})};
   const Function long_read = Function::parse("ne(t0[k], 0)", Function::Kind::mask, captured);
-  EXPECT_THROW(check_gpu_functions(problem(nullptr, &long_read)), Error);
+  EXPECT_THROW(check_problem(problem(nullptr, &long_read)), Error);
 }
 
 }  // namespace

@@ -139,7 +139,7 @@ TEST(Plan, EightBitMemoryIsLinear) {
 
 /// The message of the error that planning 8-bit values on a GPU ends in.
 std::string refusal_of_quantized(Precision precision, DType out) {
-  const Device device{.kind = Device::Kind::cuda, .index = 0};
+  const Device device{.kind = Device::Kind::cuda, .index = gpu::first_described};
   ForwardArgs args = forward_args(65, device);
   args.q = ConstTensor(nullptr, DType::e4m3, {2, 65, 8, 64}, device);
   args.k.dtype = args.v.dtype = DType::e4m3;

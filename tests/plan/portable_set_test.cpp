@@ -8,7 +8,6 @@
 
 #include "api/make_problem.hpp"
 #include "gpu/steps.hpp"
-#include "plan/few_queries.hpp"
 #include "plan/sm80_backward_plan.hpp"
 #include "plan/sm80_forward_plan.hpp"
 #include "tandem/attention.hpp"
@@ -42,7 +41,7 @@ BackwardArgs backward_call(std::int64_t head_dim, DType dtype) {
 ForwardConfig config_of(const ForwardArgs& args) {
   Problem p = make_problem(args, Memory::described);
   fold_heads_into_rows(p);
-  return portable_forward_config(p);
+  return portable_forward_config(CallFacts(p));
 }
 
 bool has(const ForwardConfig& config) {
@@ -113,7 +112,7 @@ TEST(PortableSet, ServesTheUsualBackwardCalls) {
       BackwardArgs args = backward_call(head_dim, dtype);
       for (const bool causal : {false, true}) {
         args.options.causal = causal;
-        const BackwardConfig c = portable_backward_config(make_problem(args, Memory::described));
+        const BackwardConfig c = portable_backward_config(CallFacts(make_problem(args, Memory::described)));
         EXPECT_NE(std::ranges::find(set, c), set.end()) << gpu::expression_of(c);
       }
     }
@@ -135,7 +134,8 @@ TEST(PortableSet, LacksWhatIsNotUsual) {
   EXPECT_FALSE(has(config_of(args)));
   BackwardArgs backward = backward_call(128, DType::bf16);
   backward.options.deterministic = true;
-  EXPECT_TRUE(portable_backward_config(make_problem(backward, Memory::described)).schedule.deterministic);
+  EXPECT_TRUE(
+      portable_backward_config(CallFacts(make_problem(backward, Memory::described))).schedule.deterministic);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 #include "api/make_problem.hpp"
 #include "gpu/kernel_name.hpp"
-#include "plan/family.hpp"
+#include "plan/facts.hpp"
 #include "plan/plan.hpp"
 #include "plan/plan_gpu.hpp"
 #include "plan/sm80_backward_plan.hpp"
@@ -77,12 +77,12 @@ BackwardArgs backward_on(const std::string& gpu, std::int64_t head_dim) {
 TEST(Family, IsThatOfTheComputeCapability) {
   for (const gpu::DeviceProperties& device : gpu::described_devices()) {
     const Family family = device.major == 9 ? Family::sm90 : Family::sm80;
-    EXPECT_EQ(choose_family(device).family, family) << device.name;
+    EXPECT_EQ(facts_of(device).family, family) << device.name;
     EXPECT_EQ(config_of(call_on(device.name)).family, family) << device.name;
   }
   const gpu::DeviceProperties turing{.name = "T4", .major = 7, .minor = 5};
   EXPECT_EQ(
-      refusal([&] { choose_family(turing); }),
+      refusal([&] { facts_of(turing); }),
       "T4 has compute capability 7.5; the GPU kernels need 8.0 (Ampere) or later; copy the tensors to the "
       "CPU");
 }
@@ -145,7 +145,7 @@ TEST(Sm80Plan, EveryLineFitsTheSharedMemoryItAsksFor) {
 TEST(Sm80Plan, EveryGpuHasATileOfEveryHeadDimension) {
   for (const gpu::DeviceProperties& device : gpu::described_devices()) {
     if (device.major == 9) continue;
-    const int shared = shared_bytes_per_sm(device);
+    const int shared = facts_of(device).shared_bytes_per_sm;
     for (std::int64_t head_dim = 8; head_dim <= 256; head_dim += 8) {
       for (const std::int64_t queries : {1, 64, 4096}) {
         const ForwardConfig c = config_of(call_on(device.name, head_dim, queries));
@@ -217,9 +217,11 @@ TEST(Sm80Plan, FewQueriesHaveTheKeysOfManyInABlock) {
       p.head_dim_qk = p.head_dim_v = head_dim;
       p.scale = 1.0F;
       p.rows_q = 16;
-      const ForwardConfig few = choose_sm80_forward_config(p, kilobytes * 1024);
+      const ForwardConfig few = choose_sm80_forward_config(
+          CallFacts(p, {.family = Family::sm80, .shared_bytes_per_sm = kilobytes * 1024}));
       p.rows_q = 200;
-      const ForwardConfig many = choose_sm80_forward_config(p, kilobytes * 1024);
+      const ForwardConfig many = choose_sm80_forward_config(
+          CallFacts(p, {.family = Family::sm80, .shared_bytes_per_sm = kilobytes * 1024}));
       EXPECT_TRUE(few.tiling.heads_as_rows && !many.tiling.heads_as_rows);
       EXPECT_EQ(few.tiling.block_n, many.tiling.block_n) << head_dim << " in " << kilobytes << " KB";
       EXPECT_EQ(sm80_forward_objection(few, kilobytes * 1024), "");
@@ -295,7 +297,7 @@ TEST(Sm80Plan, AnImpossibleConfigIsNamed) {
 TEST(Sm80Plan, EveryGpuHasABackwardTileOfEveryHeadDimension) {
   for (const gpu::DeviceProperties& device : gpu::described_devices()) {
     if (device.major == 9) continue;
-    const int shared = shared_bytes_per_sm(device);
+    const int shared = facts_of(device).shared_bytes_per_sm;
     for (std::int64_t head_dim = 8; head_dim <= 256; head_dim += 8) {
       const Plan plan = plan_of(backward_on(device.name, head_dim));
       const auto& c = std::get<BackwardConfig>(plan.gpu->config);

@@ -24,9 +24,10 @@ TEST(SplitsPlan, PartsOfSplitsFollowTheDeviceNotTheCapacity) {
     p.head_dim_qk = p.head_dim_v = 128;
     p.scale = 1.0F;
     p.split_size = 128;
-    const ForwardConfig c = choose_forward_config(p);
+    const CallFacts facts(p);
+    const ForwardConfig c = choose_forward_config(facts);
     EXPECT_EQ(c.schedule.split, queries == 1);
-    return gpu::divide_work(p, c, 132);
+    return gpu::divide_work(facts.problem, c, 132);
   };
   constexpr std::int64_t megabyte = 1'000'000;
   for (const std::int64_t keys : {131'072LL, 10'000'000LL, 0x7fffff80LL}) {

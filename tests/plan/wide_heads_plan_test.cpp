@@ -41,7 +41,7 @@ TEST(WideHeadsPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
         Problem p = latent(8, 100, v_in_k);
         p.head_dim_qk = qk;
         p.head_dim_v = v;
-        const ForwardConfig c = choose_forward_config(p);
+        const ForwardConfig c = choose_forward_config(CallFacts(p));
         ASSERT_EQ(forward_objection(c), "") << qk << " " << v;
         ASSERT_TRUE(c.wide);
         ASSERT_EQ(c.v_in_k, v_in_k && v <= qk);
@@ -53,7 +53,7 @@ TEST(WideHeadsPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
 }
 
 TEST(WideHeadsPlan, HeadsOfLatentAttentionAreRowsOfTilesOf64) {
-  const ForwardConfig c = choose_forward_config(latent(128, 1, true));
+  const ForwardConfig c = choose_forward_config(CallFacts(latent(128, 1, true)));
   EXPECT_TRUE(c.tiling.heads_as_rows);
   EXPECT_TRUE(c.schedule.split);
   EXPECT_EQ(c.stages, 2);
@@ -69,7 +69,7 @@ TEST(WideHeadsPlan, HeadsOfLatentAttentionAreRowsOfTilesOf64) {
 /// Tiles of the same keys have a cluster of two CTAs where they are an even number.
 TEST(WideHeadsPlan, TwoTilesOfHeadsThatShareKeysAreAPair) {
   const auto pairs = [](std::int64_t heads, std::int64_t queries) {
-    const ForwardConfig c = choose_forward_config(latent(heads, queries, true));
+    const ForwardConfig c = choose_forward_config(CallFacts(latent(heads, queries, true)));
     EXPECT_EQ(forward_objection(c), "");
     EXPECT_EQ(combine_config(c).pairs, c.pairs);
     EXPECT_EQ(gpu::block_shape(gpu::Kernel::forward_wide, c).cluster, c.pairs ? 2 : 1);
@@ -82,19 +82,20 @@ TEST(WideHeadsPlan, TwoTilesOfHeadsThatShareKeysAreAPair) {
   EXPECT_FALSE(pairs(64, 1));
   EXPECT_FALSE(pairs(16, 4));
   EXPECT_FALSE(pairs(192, 1)) << "three tiles";
-  EXPECT_FALSE(choose_forward_config(latent(128, 1, false)).pairs) << "two tensors take all shared memory";
+  EXPECT_FALSE(choose_forward_config(CallFacts(latent(128, 1, false))).pairs)
+      << "two tensors take all shared memory";
   Problem p = latent(128, 1, true);
   p.split_size = 1024;
-  EXPECT_FALSE(choose_forward_config(p).pairs);
+  EXPECT_FALSE(choose_forward_config(CallFacts(p)).pairs);
   p = latent(128, 1, true);
   p.batch = 1024;
-  EXPECT_FALSE(choose_forward_config(p).schedule.split);
-  EXPECT_FALSE(choose_forward_config(p).pairs);
+  EXPECT_FALSE(choose_forward_config(CallFacts(p)).schedule.split);
+  EXPECT_FALSE(choose_forward_config(CallFacts(p)).pairs);
 }
 
 TEST(WideHeadsPlan, SharesOfPairsAreThoseOfClusters) {
   Problem p = latent(128, 1, true);
-  const ForwardConfig c = choose_forward_config(p);
+  const ForwardConfig c = choose_forward_config(CallFacts(p));
   ForwardConfig single = c;
   single.pairs = false;
   const gpu::WorkDivision one = gpu::divide_work(p, single, 132);
@@ -121,7 +122,7 @@ TEST(WideHeadsPlan, SharesOfPairsAreThoseOfClusters) {
 TEST(WideHeadsPlan, ExplainSaysWhatAClusterDoes) {
   const auto said = [](std::int64_t heads) {
     const Problem p = latent(heads, 1, true);
-    const std::vector<std::string> lines = explain_forward(p, choose_forward_config(p));
+    const std::vector<std::string> lines = explain_forward(CallFacts(p), choose_forward_config(CallFacts(p)));
     return std::ranges::any_of(lines, [](const std::string& line) {
       return line.find("a cluster of two CTAs") != std::string::npos;
     });
@@ -137,8 +138,8 @@ TEST(WideHeadsPlan, AFixedSplitSizeChangesNothingButTheSplits) {
     step.split_size = 1024;
     Problem prefill = latent(128, 3000, v_in_k);
     prefill.split_size = 1024;
-    const ForwardConfig few = choose_forward_config(step);
-    const ForwardConfig many = choose_forward_config(prefill);
+    const ForwardConfig few = choose_forward_config(CallFacts(step));
+    const ForwardConfig many = choose_forward_config(CallFacts(prefill));
     EXPECT_TRUE(few.wide && few.schedule.invariant && few.schedule.split);
     EXPECT_TRUE(many.wide && many.schedule.invariant && !many.schedule.split);
     EXPECT_EQ(few.tiling.block_n, many.tiling.block_n);
@@ -157,7 +158,7 @@ TEST(WideHeadsPlan, StepsOfLatentAttentionAreShipped) {
         p.pages.page_size = 64;
       }
       p.seqused_k.data = &p;
-      const ForwardConfig c = choose_forward_config(p);
+      const ForwardConfig c = choose_forward_config(CallFacts(p));
       EXPECT_NE(std::find(configs.begin(), configs.end(), c), configs.end())
           << pages << " " << heads << " " << queries;
     }
@@ -177,7 +178,7 @@ TEST(WideHeadsPlan, ValuesAreInKeysIfAddressAndStridesAre) {
 
 TEST(WideHeadsLegality, NamesTheRuleThatIsBroken) {
   const auto objection = [](auto change) {
-    ForwardConfig c = choose_forward_config(latent(128, 1, true));
+    ForwardConfig c = choose_forward_config(CallFacts(latent(128, 1, true)));
     change(c);
     return forward_objection(c);
   };

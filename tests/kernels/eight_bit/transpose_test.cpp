@@ -61,7 +61,7 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
   call.prepare(Pass::forward);
   const Problem p = make_problem(call.forward_args());
   const Recipe recipe = tandem::recipe_of(p);
-  ASSERT_EQ(choose_quantize_config(p, recipe), arrange);
+  ASSERT_EQ(choose_quantize_config(CallFacts(p), recipe), arrange);
   ASSERT_TRUE(gpu::can_read_quantized(p, transposing(config)));
   emulator::Options options;
   options.seed = 3;

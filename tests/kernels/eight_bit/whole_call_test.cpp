@@ -29,7 +29,7 @@ constexpr QuantizeConfig quantizer_of(const EightBitConfig& c, const Recipe& r) 
 template <QuantizeConfig C>
 void run_whole(const EmulatedEightBit& kernel, Call& call, const Recipe& recipe) {
   const Problem p = make_problem(call.forward_args());
-  ASSERT_EQ(choose_quantize_config(p, recipe), C);
+  ASSERT_EQ(choose_quantize_config(CallFacts(p), recipe), C);
   const gpu::Workspace space = gpu::quantized_workspace(p, recipe);
   const QuantizedScratch scratch(space);
   emulator::Options options;
