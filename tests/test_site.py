@@ -120,7 +120,8 @@ def test_the_reference_has_every_public_name_of_the_package(site: Path) -> None:
     page = (site / "reference" / "python.html").read_text()
     engines = ("integrations.sglang", "integrations.transformers", "integrations.vllm")
     for module in ("", "flash_attn", "flash_attn2", "vllm_flash_attn", "jax", *engines):
-        path = ROOT / "python" / "tandem" / (f"{module.replace('.', '/')}.py" if module else "__init__.py")
+        path = (ROOT / "python" / "tandem").joinpath(*module.split("."))
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         exported = re.search(r"^__all__ = (\[.*?\])", path.read_text(), re.MULTILINE | re.DOTALL)
         assert exported
         for name in ast.literal_eval(exported.group(1)):

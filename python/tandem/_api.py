@@ -6,7 +6,8 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
-from tandem import _arrays, _call, _core, _dropout, _functions
+from tandem import _arrays, _call, _core, _dropout
+from tandem.functions import _functions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -254,9 +255,9 @@ def attention(
     call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.add(call, dropout_p, dropout_seed, dropout_offset)
     if _arrays.is_torch(q):
-        from tandem import _torch
+        from tandem.torch import _calls
 
-        return _torch.attention(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
+        return _calls.attention(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
     _dropout.draw(call, q)
     result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
     return (result, lse) if return_lse else result
@@ -270,9 +271,9 @@ def _functions_of(
         return None
     of_call = _functions.of_call
     if _arrays.is_torch(q):
-        from tandem import _torch_functions
+        from tandem.torch import _with_functions
 
-        of_call = _torch_functions.of_call
+        of_call = _with_functions.of_call
     return of_call(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
 
 
@@ -343,9 +344,9 @@ def attention_backward(
     _dropout.expect_seed(call)
     arrays = (dout, q, k, v, out, lse, sink, dlse, (dq, dk, dv, dsink))
     if _arrays.is_torch(q):
-        from tandem import _torch
+        from tandem.torch import _calls
 
-        gradients = _torch.attention_backward(call, *arrays)
+        gradients = _calls.attention_backward(call, *arrays)
     else:
         gradients = _call.backward(call, *arrays)
     return gradients if sink is not None else gradients[:3]

@@ -130,9 +130,9 @@ def append_kv(
     arguments = (*inputs.values(), *caches.values(), interleaved, check, threads)
     embedded: Any
     if _arrays.is_torch(k_new):
-        from tandem import _torch
+        from tandem.torch import _calls
 
-        embedded = _torch.append_kv(*arguments)
+        embedded = _calls.append_kv(*arguments)
     else:
         embedded = run_append(*arguments)
     return None if q is None else embedded
@@ -201,9 +201,9 @@ def merge(
     dtype = None if out_dtype is None else _arrays.dtype_named(out_dtype)
     results: Any
     if _arrays.is_torch(parts[0]):
-        from tandem import _torch
+        from tandem.torch import _calls
 
-        results = _torch.merge(parts, statistics, dtype, threads)
+        results = _calls.merge(parts, statistics, dtype, threads)
     else:
         results = run_merge(parts, statistics, dtype, threads)
     return results  # type: ignore[no-any-return]

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tandem import _arrays, _call, _functions
+from tandem import _arrays, _call
 from tandem._errors import InvalidArgumentError
+from tandem.functions import _functions
 
 
 def add(call: _call.Call, dropout_p: Any, seed: Any, offset: Any) -> None:

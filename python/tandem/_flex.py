@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tandem import _api, _arrays, _functions
+from tandem import _api, _arrays
 from tandem._errors import InvalidArgumentError, UnsupportedError
+from tandem.functions import _functions
 
 
 def flex_attention(

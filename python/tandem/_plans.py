@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from tandem import _arrays, _call, _core, _functions
+from tandem import _arrays, _call, _core
 from tandem._core import DeviceKind, DType
 from tandem._errors import InvalidArgumentError
+from tandem.functions import _functions
 
 
 def explain(q: Any, k: Any, v: Any, *, backward: bool = False, device: Any = None, **options: Any) -> str:

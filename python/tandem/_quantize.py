@@ -63,9 +63,9 @@ def quantize(
     _only_arrays(x, cos=cos, sin=sin)
     arguments = (x, dtype, granularity, hadamard, smooth, cos, sin, interleaved, threads)
     if _arrays.is_torch(x):
-        from tandem import _torch
+        from tandem.torch import _calls
 
-        values, scales, mean = _torch.quantize(*arguments)
+        values, scales, mean = _calls.quantize(*arguments)
     else:
         values, scales, mean = run(*arguments)
     return (values, scales, mean) if smooth else (values, scales)

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _append, _cache, _call, _flash, _flash_cache, _latent
+from tandem import _cache, _call
 from tandem._errors import InvalidArgumentError, named
-from tandem._sdpa import register_with_torch
+from tandem.compat import _append, _flash, _flash_cache, _latent
+from tandem.compat._sdpa import register_with_torch
 
 __all__ = [
     "flash_attn_combine",

@@ -17,8 +17,9 @@ from typing import Any
 
 from torch import Tensor
 
-from tandem import _append, _call, _dropout, _flash, _flash_cache
+from tandem import _call, _dropout
 from tandem._errors import InvalidArgumentError, named
+from tandem.compat import _append, _flash, _flash_cache
 
 __all__ = [
     "flash_attn_func",

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _call, _derivatives, _flash, _latent
+from tandem import _arrays, _call
 from tandem._api import attention
 from tandem._cache import merge
 from tandem._errors import InvalidArgumentError, named
+from tandem.compat import _flash, _latent
+from tandem.torch import _derivatives
 
 __all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]
 

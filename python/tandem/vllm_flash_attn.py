@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _flash, flash_attn
+from tandem import flash_attn
 from tandem._errors import InvalidArgumentError, named
+from tandem.compat import _flash
 
 __all__ = [
     "fa_version_unsupported_reason",

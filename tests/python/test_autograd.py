@@ -12,8 +12,9 @@ import oracle
 import pytest
 import tandem
 import torch
-from tandem import _call, _operators
+from tandem import _call
 from tandem.flash_attn import flash_attn_func
+from tandem.torch import _operators
 from test_forward import DTYPES, FEATURES, qkv, varlen
 
 

@@ -10,7 +10,8 @@ import pytest
 import tandem
 import torch
 from pages import paged, used
-from tandem import _call, _operators
+from tandem import _call
+from tandem.torch import _operators
 from test_forward import DTYPES, qkv
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tandem
 import torch
-from tandem import _call, _operators, flash_attn2
+from tandem import _call, flash_attn2
+from tandem.torch import _operators
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop_mask
 from torch.utils.checkpoint import checkpoint

@@ -9,7 +9,8 @@ import pytest
 import tandem
 import torch
 from pages import paged, used
-from tandem import _latent, flash_mla
+from tandem import flash_mla
+from tandem.compat import _latent
 from tandem.flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
 D, D_V = 576, 512

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tandem
 import torch
-from tandem import _functions, _kept_traces
+from tandem.functions import _functions, _kept_traces
 
 _random = torch.Generator().manual_seed(11)
 Q, K, V = (torch.randn(1, 24, 2, 16, generator=_random) for _ in range(3))

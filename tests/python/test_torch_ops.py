@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import tandem
 import torch
-from tandem import _call, _core, _operators
+from tandem import _call, _core
 from tandem.flash_attn import flash_attn_func
+from tandem.torch import _operators
 from test_forward import FEATURES, qkv, varlen
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import tandem
 import torch
-from tandem import _call, _operators
+from tandem import _call
 from tandem.flash_attn import flash_attn_func
+from tandem.torch import _operators
 from test_autograd import trainable
 from test_forward import FEATURES, qkv
 from torch.func import functional_call, grad, grad_and_value, hessian, jacrev, vjp, vmap

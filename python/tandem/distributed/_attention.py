@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tandem import _call, _derivatives
+from tandem import _call
 from tandem.distributed import _operators
 from tandem.distributed._begin import Asked, begin
 from tandem.distributed._comm import Ranks
@@ -17,6 +17,7 @@ from tandem.distributed._job import Job
 from tandem.distributed._layout import Layout
 from tandem.distributed._pairs import Dropout, Given
 from tandem.distributed._strategies import backward, forward
+from tandem.torch import _derivatives
 
 
 def context_parallel_attention(

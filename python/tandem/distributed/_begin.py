@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tandem
-from tandem import _call, _derivatives, _plans, _torch_functions
+from tandem import _call, _plans
 from tandem._errors import InvalidArgumentError
 from tandem.distributed import _agree, _cost, _parts
 from tandem.distributed._calls import Group
@@ -19,6 +19,7 @@ from tandem.distributed._layout import Layout
 from tandem.distributed._machine import Links, Shape
 from tandem.distributed._mask import Mask
 from tandem.distributed._pairs import Dropout, Given, Pairs
+from tandem.torch import _derivatives, _with_functions
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ def _judge_pairs(
         call.functions = options.pairs.of_call(of_rows, 0, q.shape[2], q.device)
     if options.dropout is not None:
         options.dropout.set(call)
-    _torch_functions.judge_call(call, q, k, v, sink, () if options.pairs is None else options.pairs.captured)
+    _with_functions.judge_call(call, q, k, v, sink, () if options.pairs is None else options.pairs.captured)
     _plans.judge(call, q, k, v, sink, followed)
 
 

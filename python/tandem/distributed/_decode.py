@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 import tandem
-from tandem import _arrays, _call, _derivatives
+from tandem import _arrays, _call
 from tandem._errors import InvalidArgumentError
 from tandem.distributed import _agree
 from tandem.distributed._begin import judge_tensor
 from tandem.distributed._cache_layout import CacheLayout
 from tandem.distributed._comm import Ranks
+from tandem.torch import _derivatives
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from tandem import _call, _derivatives
+from tandem import _call
 from tandem._errors import InvalidArgumentError
-from tandem._operators import library_of
 from tandem.distributed._begin import Asked, begin
 from tandem.distributed._comm import Ranks
 from tandem.distributed._cost import STRATEGIES
@@ -28,6 +27,8 @@ from tandem.distributed._machine import Links
 from tandem.distributed._mask import Mask
 from tandem.distributed._parts import Options
 from tandem.distributed._strategies import backward, forward
+from tandem.torch import _derivatives
+from tandem.torch._operators import library_of
 
 _OPTIONS = (
     "Tensor layout, str[] groups, bool causal, SymInt window_left, SymInt window_right, float softcap,"

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _call, _derivatives, _functions
-from tandem._functions import Functions, Places
+from tandem import _arrays, _call
 from tandem.distributed._calls import Group
 from tandem.distributed._layout import used_here
+from tandem.functions import _functions
+from tandem.functions._functions import Functions, Places
+from tandem.torch import _derivatives
 
 #: Arrays of a call before those that the caller's functions read: its table and its first head.
 _OWN = 2

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from tandem import _arrays, _call, _core
-from tandem import _torch as _torch  # tells the extension module how to read tensors
 from tandem.distributed._calls import Group
 from tandem.distributed._pairs import Dropout, Pairs
 

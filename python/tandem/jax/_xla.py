@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tandem import _arrays, _call, _core, _jax_shards
+from tandem import _arrays, _call, _core
 from tandem._errors import UnsupportedError
+from tandem.jax import _shards
 
 _handlers = _core.jax_handlers()
 if not _handlers:
@@ -138,7 +139,7 @@ def _run(
 
     if jax.device_count() == 1 or not _WHOLE.isdisjoint(arrays):
         return list(run(results, arrays))
-    return list(_jax_shards.Shards(run, arrays, results, options.dropout_p != 0)(*arrays.values()))
+    return list(_shards.Shards(run, arrays, results, options.dropout_p != 0)(*arrays.values()))
 
 
 #: Arrays of calls that are not divided over devices: k and v have no batch, or the call is a part itself.

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from tandem import _arrays, _call, _core, _kept_traces, _trace_calls
+from tandem import _arrays, _call, _core
 from tandem._errors import InvalidArgumentError
-from tandem._trace import Captured, Trace, Value
-from tandem._trace_ops import apply, convert
+from tandem.functions import _kept_traces, _trace_calls
+from tandem.functions._trace import Captured, Trace, Value
+from tandem.functions._trace_ops import apply, convert
 
 #: The keywords of tandem.attention that become functions.
 NAMES = ("score_mod", "bias", "alibi_slopes", "mask_mod", "mask")
@@ -274,7 +275,7 @@ def _real(name: str, element: Value) -> Value:
 def _watching(library: Any) -> Any:
     """A context in which indexing tensors by proxies is seen."""
     if library is not None and library.name == "torch":
-        from tandem import _torch_functions
+        from tandem.torch import _with_functions
 
-        return _torch_functions.Watching()
+        return _with_functions.Watching()
     return contextlib.nullcontext()

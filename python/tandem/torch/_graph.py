@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tandem import _arrays, _call, _functions
+from tandem import _arrays, _call
 from tandem._errors import InvalidArgumentError, UnsupportedError
-from tandem._trace import Part, Value, untraceable
-from tandem._trace_calls import call_torch
+from tandem.functions import _functions
+from tandem.functions._trace import Part, Value, untraceable
+from tandem.functions._trace_calls import call_torch
 
 _GETITEM = (Tensor.__getitem__, operator.getitem)
 #: What a tensor is that no mode has seen being made of a score.

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _call, _dropout, _functions, _torch_functions
+from tandem import _arrays, _call, _dropout
 from tandem._errors import UnsupportedError
+from tandem.functions import _functions
+from tandem.torch import _with_functions
 
 _arrays.meet_torch()
 
@@ -42,7 +44,7 @@ class Handle:
             instead += [(name, "AutogradCUDA") for name in _ON_GPUS]
             instead += [(name, "CUDA") for name in _ON_GPUS[:3]]  # of the last, _cuda_forward is there
         for name, key in instead:
-            library.impl(name, _with_functions(name, key), key, with_keyset=True, allow_override=True)
+            library.impl(name, _masked_or_dropping(name, key), key, with_keyset=True, allow_override=True)
         self._library: Any = library
 
     def remove(self) -> None:
@@ -80,7 +82,7 @@ _ON_GPUS = (
 )
 
 
-def _with_functions(name: str, key: str) -> Callable[..., Any]:
+def _masked_or_dropping(name: str, key: str) -> Callable[..., Any]:
     """Tandem's attention with a mask or dropout in place of PyTorch's operator `name`, where flash attention
     is allowed; else PyTorch's own."""
     theirs = torch.library.get_kernel(f"aten::{name}", key)
@@ -111,7 +113,7 @@ def _with_functions(name: str, key: str) -> Callable[..., Any]:
         _dropout.add(call, dropout_p, None, 0)
         call.formula = functools.partial(_formula, is_causal)
         tensors = [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
-        out, lse = _torch_functions.attention(call, *tensors, None, return_lse=True, out=None, out_dtype=None)
+        out, lse = _with_functions.attention(call, *tensors, None, return_lse=True, out=None, out_dtype=None)
         return _results(len(schema.returns), out.transpose(1, 2), lse, q, k)
 
     return function
@@ -194,8 +196,8 @@ def _or_pytorchs(device: str, name: str, ours: Callable[..., Any]) -> Callable[.
     and head dimensions above 256 on a GPU or 1024 on the CPU.
 
     PyTorch picks flash attention for these on the CPU, dropout apart. With dropout this is called on a GPU in
-    inference mode alone, else `_with_functions` is. A backward call goes where its forward went, since both
-    have the same dtype, head dimension and options.
+    inference mode alone, else `_masked_or_dropping` is. A backward call goes where its forward went, since
+    both have the same dtype, head dimension and options.
     """
     theirs = torch.library.get_kernel(f"aten::{name}", device)
     parameters = [argument.name for argument in getattr(torch.ops.aten, name).default._schema.arguments]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tandem._errors import InvalidArgumentError
-from tandem._trace import KINDS, Value, untraceable, where_called
+from tandem.functions._trace import KINDS, Value, untraceable, where_called
 
 #: Kinds of fewer bits than the language's integers: what is added to make it positive, and the bits.
 _NARROW = {"uint8": (0, 255), "int8": (128, 255), "int16": (32768, 65535)}

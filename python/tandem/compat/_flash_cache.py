@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _append, _call, _flash, _latent, _plans
+from tandem import _call, _plans
 from tandem._errors import InvalidArgumentError
+from tandem.compat import _append, _flash, _latent
 
 
 def cached(

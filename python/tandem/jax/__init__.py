@@ -15,9 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tandem import _arrays, _call, _functions, _jax_call, _jax_ranks
+from tandem import _arrays, _call
 from tandem._errors import InvalidArgumentError
-from tandem._jax_ranks import row_order
+from tandem.functions import _functions
+from tandem.jax import _ranks, _xla
+from tandem.jax._ranks import row_order
 
 __all__ = ["attention", "context_parallel_attention", "dot_product_attention", "row_order"]
 
@@ -100,7 +102,7 @@ def attention(
     score, seen, read = _functions_of(given, inputs["q"], inputs["k"], bias, mask)
     dropout_p = _call.number("dropout_p", dropout_p)
     seed, key = _seed_of(dropout_p, dropout_seed) if dropout_p != 0 else (0, None)
-    options = _jax_call.Options(
+    options = _xla.Options(
         scale,
         causal,
         window,
@@ -124,7 +126,7 @@ def attention(
     metadata = {name: jnp.asarray(array) for name, array in named.items() if array is not None}
     for name, array in read.items():
         (inputs if jnp.issubdtype(array.dtype, jnp.floating) else metadata)[name] = array
-    out, lse = _jax_call.attention(options, inputs, metadata)
+    out, lse = _xla.attention(options, inputs, metadata)
     return (out, lse) if return_lse else out
 
 
@@ -263,11 +265,11 @@ def context_parallel_attention(
         order; ``dropout_p``, ``dropout_seed`` and ``dropout_offset``, the same on every device, which keep
         what one device keeps.
     """
-    unknown = options.keys() - _jax_ranks.OPTIONS
+    unknown = options.keys() - _ranks.OPTIONS
     if unknown:
         raise InvalidArgumentError(
             f"{sorted(unknown)[0]} is not an option of attention over devices; leave it out"
         )
     causal, return_lse = _call.flag("causal", causal), _call.flag("return_lse", return_lse)
     options |= {"causal": causal, "window": _call.pair("window", window)}
-    return _jax_ranks.attend(attention, q, k, v, axis_name, layout, return_lse, options)
+    return _ranks.attend(attention, q, k, v, axis_name, layout, return_lse, options)

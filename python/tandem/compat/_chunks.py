@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _call, _derivatives
+from tandem import _call
 from tandem._errors import InvalidArgumentError
+from tandem.torch import _derivatives
 
 
 def length(attention_chunk: Any) -> int:

@@ -16,18 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import (
-    _arrays,
-    _cache,
-    _call,
-    _core,
-    _derivatives,
-    _flops,
-    _functions,
-    _quantize,
-    _torch_functions,
-)
+from tandem import _arrays, _cache, _call, _core, _quantize
 from tandem._errors import UnsupportedError
+from tandem.functions import _functions
+from tandem.torch import _derivatives, _flops, _with_functions
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sink"
 _OPTIONS = (
@@ -166,7 +158,7 @@ def _functions_backward(
     read = call.functions.arrays
     call.functions.differentiated = tuple(i for i, needed in enumerate(need_read) if needed)
     needed = (*rest[-4:], *need_read)
-    found = _torch_functions.gradients(call, needed, dout, dlse, q, k, v, sink, out, lse, *read)
+    found = _with_functions.gradients(call, needed, dout, dlse, q, k, v, sink, out, lse, *read)
     return [q.new_empty(0) if gradient is None else gradient for gradient in found]
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tandem._trace import FUNCTIONS, Value, kind_of, untraceable
-from tandem._trace_functions import COMPOSED
-from tandem._trace_ops import (
+from tandem.functions._trace import FUNCTIONS, Value, kind_of, untraceable
+from tandem.functions._trace_functions import COMPOSED
+from tandem.functions._trace_ops import (
     apply,
     clamp,
     convert,

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tandem._trace import Value, kind_of, untraceable
-from tandem._trace_ops import apply, clamp, constant, convert, divide, where, whole
+from tandem.functions._trace import Value, kind_of, untraceable
+from tandem.functions._trace_ops import apply, clamp, constant, convert, divide, where, whole
 
 _INF = math.inf
 

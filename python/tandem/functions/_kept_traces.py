@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem._trace import FUNCTIONS
+from tandem.functions._trace import FUNCTIONS
 
 #: Of Python's own functions, those that depend on their arguments alone.
 _PLAIN = {

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tandem import _cache, _call, _derivatives, _flash
+from tandem import _cache, _call
 from tandem._errors import InvalidArgumentError, UnsupportedError
+from tandem.compat import _flash
+from tandem.torch import _derivatives
 
 
 def one_product(

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tandem import _arrays, _call, _derivatives, _dropout, _functions, _torch_graph
+from tandem import _arrays, _call, _dropout
 from tandem._errors import UnsupportedError
-from tandem._trace import Value
-from tandem._trace_calls import call_torch
+from tandem.functions import _functions
+from tandem.functions._trace import Value
+from tandem.functions._trace_calls import call_torch
+from tandem.torch import _derivatives, _graph
 
 #: What tells the dtype or the shape of a tensor, and none of its numbers.
 _OF_SHAPES: frozenset[Any] = frozenset(
@@ -117,7 +119,7 @@ def _found(call: _call.Call, q: Any, k: Any, functions: Any) -> Iterator[Any]:
     """A generator, since torch.compile follows those, but does not compile them for themselves: where it
     cannot follow a function of the user's, the graph breaks here, and what is called runs uncompiled."""
     if torch.compiler.is_dynamo_compiling():
-        yield _torch_graph.of_call(call, q, k, *functions)
+        yield _graph.of_call(call, q, k, *functions)
     else:
         yield _of_call(call, q, k, *functions)
 

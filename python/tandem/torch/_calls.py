@@ -11,18 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tandem import (
-    _arrays,
-    _cache,
-    _call,
-    _core,
-    _derivatives,
-    _operators,
-    _plans,
-    _quantize,
-    _torch_functions,
-)
+from tandem import _arrays, _cache, _call, _core, _plans, _quantize
 from tandem._errors import InvalidArgumentError
+from tandem.torch import _derivatives, _operators, _with_functions
 
 _arrays.meet_torch()
 
@@ -31,19 +22,19 @@ def attention(
     call: _call.Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any, out_dtype: Any
 ) -> Any:
     """As tandem.attention, for tensors."""
-    if out is None and out_dtype is None and (not call.asks_pairs or _torch_functions.is_plain(call)):
+    if out is None and out_dtype is None and (not call.asks_pairs or _with_functions.is_plain(call)):
         results = quick(call, q, k, v, sink, return_lse)
         if results is not None:
             return results
     if out is out_dtype is None and _are_in_graph(call):
         read = call.functions.arrays
-        _torch_functions.judge_call(call, q, k, v, sink, read)
+        _with_functions.judge_call(call, q, k, v, sink, read)
         q, k, v, _ = _derivatives.prepared(call, q, k, v, (sink, *read), None)
         flat = _operators.flat_with_functions(call)
         result, lse = torch.ops.tandem.attention_with_functions(q, k, v, sink, *flat)
         return (result, lse) if return_lse else result
     if call.asks_pairs:
-        return _torch_functions.attention(
+        return _with_functions.attention(
             call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype
         )
     if q.is_nested or getattr(k, "is_nested", False) or getattr(v, "is_nested", False):
@@ -52,7 +43,7 @@ def attention(
     if not direct:
         _judge(call, q, k=k, v=v, sink=sink, out=out)
         # A call without memory, of which the operator tells the shapes.
-        if type(q) in _torch_functions.PLAIN and q.is_meta:
+        if type(q) in _with_functions.PLAIN and q.is_meta:
             _plans.check(call, q, k, v, sink, out)
     q, k, v, recorded = _derivatives.prepared(call, q, k, v, sink, out)
     if direct and not recorded and out is None:
@@ -205,7 +196,7 @@ def _is_plain(*tensors: Any) -> bool:
     """Whether nobody watches the call (autograd apart), so that the dispatcher can be passed by: it takes
     150 us of a call that autograd records, for operators written in Python."""
     for t in tensors:
-        if type(t) not in _torch_functions.PLAIN:
+        if type(t) not in _with_functions.PLAIN:
             return False
     return not _is_watched()
 
@@ -261,7 +252,7 @@ class TandemAttention(torch.autograd.Function):
         dout = torch.zeros_like(out) if dout is None else dout
         needed = ctx.needs_input_grad[2:]
         # The operator runs once for each of those that a gradient stands for.
-        is_batched = _torch_functions.is_batched
+        is_batched = _with_functions.is_batched
         batched = is_batched(dout) or (dlse is not None and is_batched(dlse))
         plain = _is_plain(q, k, v) and not _any_negated(dout, dlse)
         if plain and not batched and not torch.is_grad_enabled():

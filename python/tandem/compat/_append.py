@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _cache, _derivatives, _flash
+from tandem import _arrays, _cache
 from tandem._errors import InvalidArgumentError
+from tandem.compat import _flash
+from tandem.torch import _derivatives
 
 
 @dataclass(slots=True)

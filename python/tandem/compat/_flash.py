@@ -13,8 +13,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from tandem import _call, _chunks, _torch, _torch_functions
+from tandem import _call
 from tandem._errors import InvalidArgumentError, UnsupportedError
+from tandem.compat import _chunks
+from tandem.torch import _calls, _with_functions
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -82,7 +84,7 @@ def add_alibi(call: _call.Call, q: Any, k: Any, slopes: Any, chunk: Any = 0) -> 
                 "a mask_mod of chunks to tandem.attention"
             )
         only_tensors(q=q, k=k, alibi_slopes=slopes)
-        call.functions = _torch_functions.of_call(call, q, k, None, None, slopes, None, None)
+        call.functions = _with_functions.of_call(call, q, k, None, None, slopes, None, None)
 
 
 def run(
@@ -105,13 +107,13 @@ def run(
         call = replace(call, precision="fp8")
     sink = plain(sink)
     quick = out is None and not call.asks_pairs
-    results = _torch.quick(call, q, k, v, sink, return_lse) if quick else None
+    results = _calls.quick(call, q, k, v, sink, return_lse) if quick else None
     if results is not None:
         return results
     only_tensors(q=q, k=k, v=v)
     # FlashAttention copies tensors whose last dimension is not contiguous.
     q, k, v = gathered(q), gathered(k), gathered(v)
-    return _torch.attention(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=None)
+    return _calls.attention(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=None)
 
 
 def _takes_fp8(call: _call.Call, q: Any, k: Any, v: Any) -> bool:

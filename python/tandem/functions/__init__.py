@@ -1,0 +1,1 @@
+"""Functions of scores and masks: how they are traced, and the text that they become."""
