@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "cpu/common/convert.hpp"
-#include "cpu/eight_bit/forward.hpp"
+#include "cpu/cpu.hpp"
 #include "cpu/reference/reference.hpp"
 #include "problem/recipe_of.hpp"
 
@@ -235,10 +235,11 @@ void measure(const Settings& s) {
     p.precision = precision;
     config.recipe = recipe;
     if (precision != Precision::exact) config.block_q = config.block_k = quant_block;
-    std::vector<std::byte> workspace(cpu::workspace_bytes(p, config));
+    const cpu::Plan plan(p, config);
+    std::vector<std::byte> workspace(plan.workspace_bytes);
     std::fill(out.begin(), out.end(), std::nanf(""));
     const auto start = std::chrono::steady_clock::now();
-    cpu::forward(p, config, workspace);
+    cpu::run(plan, workspace);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     cells += fmt::format("{}{{\"recipe\": \"{}\", \"rmse\": {:.6e}, \"seconds\": {:.4f}}}",
                          cells.empty() ? "" : ",\n  ", name, rmse(out, expected), seconds.count());

@@ -100,14 +100,15 @@ Measured measure(const Shape& s, const tandem::Problem& problem, Tile tile, doub
   m.config = cpu::choose(problem, 1);
   if (tile.block_q > 0) m.config.block_q = tile.block_q;
   if (tile.block_k > 0) m.config.block_k = tile.block_k;
-  std::vector<std::byte> workspace(cpu::workspace_bytes(problem, m.config));
+  const cpu::Plan plan(problem, m.config);
+  std::vector<std::byte> workspace(plan.workspace_bytes);
   const bool dots = s.dtype == DType::bf16 && m.config.target == cpu::Target::avx512_bf16;
   const double flops = flops_of(s, problem);
   const double start = thread_seconds();
   while (m.runs < 3 || thread_seconds() - start < seconds) {
     m.peak = std::max(m.peak, peak_now(dots));
     const double begin = thread_seconds();
-    s.backward ? cpu::backward(problem, m.config, workspace) : cpu::forward(problem, m.config, workspace);
+    cpu::run(plan, workspace);
     m.seconds = std::min(m.seconds, thread_seconds() - begin);
     ++m.runs;
   }

@@ -124,7 +124,7 @@ Findings find(const Inputs& inputs, const CallOptions& options) {
     const Problem problem = make_problem(call.forward_args());
     if (found.peak.threads == 0) {
       found.peak =
-          bench::measure_peak(make_plan(problem, Execution{.threads = options.threads}).cpu.config.threads);
+          bench::measure_peak(make_plan(problem, Execution{.threads = options.threads}).cpu->config.threads);
     }
     Result& result = found.results.emplace_back();
     result.dtype = dtype;

@@ -48,7 +48,7 @@ void run(const Call& call, const Execution& execution) {
   }
   const Workspace workspace(execution, plan.workspace_bytes);
   cpu::Stop stop(execution.interrupted, execution.interrupted_context);
-  cpu::run(plan.cpu, workspace.memory(), &stop);
+  cpu::run(*plan.cpu, workspace.memory(), &stop);
   stop.throw_if_heard();
 }
 

@@ -1,61 +1,31 @@
-// How a Problem runs on this machine, how much scratch memory that takes, and the steps of a plan.
-#include <omp.h>
-#include <pthread.h>
-#include <sys/stat.h>
+#include "cpu/cpu.hpp"
 
 #include <algorithm>
-#include <atomic>
 
 #include "cpu/backward/add.hpp"
-#include "cpu/backward/backward.hpp"
+#include "cpu/common/threads.hpp"
 #include "cpu/common/workspace.hpp"
-#include "cpu/cpu.hpp"
 #include "cpu/quantize/dequantize.hpp"
 #include "cpu/targets/kernels.hpp"
-#include "problem/log.hpp"
+#include "problem/mixed.hpp"
 #include "problem/recipe_of.hpp"
 
 namespace tandem::cpu {
 namespace {
 
-/// libgomp's threads stay with the parent where a process forks, whoever used them: Tandem or PyTorch. A
-/// region in the child would wait for them for ever.
-std::atomic<bool> pool_is_lost{false};
-std::atomic<bool> forks_threads{true};
-
-/// /proc/self/task has a link for each thread, "." and "..".
-void look_for_threads() {
-  struct stat task {};
-  forks_threads = stat("/proc/self/task", &task) != 0 || task.st_nlink != 3;
-}
-void note_lost_threads() {
-  if (forks_threads) pool_is_lost = true;
+/// Whether K and V are dequantized before the pass.
+bool copies(const Problem& p) {
+  return p.mixed() && has_fine_scales(p);
 }
 
-/// As the library is loaded, since the threads need not be Tandem's.
-const bool registered = pthread_atfork(look_for_threads, nullptr, note_lost_threads) == 0;
+void run_pass(const Plan& plan, const Problem& problem, std::byte* workspace, Stop* stop) {
+  if (std::holds_alternative<EightBitPlan>(plan.pass))
+    return eight_bit_forward(plan, problem, workspace, stop);
+  if (std::holds_alternative<ForwardPlan>(plan.pass)) return forward(plan, problem, workspace, stop);
+  backward(plan, problem, workspace, stop);
+}
 
 }  // namespace
-
-int usable_threads(int wanted) {
-  // libgomp ends the process where it cannot start a thread, and more than there are processors gain nothing.
-  // A few more are started even so: how many share the work must not change a bit of it.
-  constexpr int always = 16;
-  const int most = std::max(always, omp_get_num_procs());
-  int threads = wanted > 0 ? wanted : omp_get_max_threads();
-  if (threads > most) {
-    log(LogLevel::debug, "cpu: {} threads instead of {}, which {} processors could not run", most, threads,
-        omp_get_num_procs());
-    threads = most;
-  }
-  if (threads == 1) return 1;
-  if (pool_is_lost || !registered) {
-    log(LogLevel::debug, "cpu: 1 thread instead of {}: OpenMP's did not come along as the process forked",
-        threads);
-    return 1;
-  }
-  return threads;
-}
 
 Config choose(const Problem& problem, int threads) {
   Config config;
@@ -75,7 +45,7 @@ Config choose(const Problem& problem, int threads) {
   // From about 64 rows a tile up to 256, as long as that leaves every thread 8 tiles: the larger, the less
   // often K and V are fetched and converted (1 % in f32 and 2.5 % in bf16 from 128 to 256, nothing from
   // there). Results do not depend on it.
-  const int stripe = forward_kernel(config.target).stripe;
+  const int stripe = kernels(config.target).forward.stripe;
   const std::int64_t rows = problem.heads_q * problem.rows_q * (problem.packed_q ? 1 : problem.batch);
   config.block_q = stripe * std::max(1, 64 / stripe);
   while (config.block_q <= 128 &&
@@ -85,33 +55,46 @@ Config choose(const Problem& problem, int threads) {
   return config;
 }
 
-std::size_t workspace_bytes(const Problem& problem, const Config& config) {
-  return problem.pass == Pass::forward ? forward_workspace_bytes(problem, config)
-                                       : backward_workspace_bytes(problem, config);
+Plan::Plan(const Problem& call, int threads)
+    : Plan(copies(call) ? dequantized(call) : call, choose(call, threads)) {
+  if (!copies(call)) return;
+  mixed = call;
+  copied_bytes = mixed_space(call).bytes;
+  workspace_bytes += copied_bytes + scratch_alignment;
 }
 
-std::size_t workspace_bytes(const Steps& steps) {
-  const std::size_t bytes = workspace_bytes(steps.problem, steps.config);
-  if (const std::size_t added = added_bytes(steps.problem); added > 0)
-    return added + bytes + scratch_alignment;
-  return steps.mixed ? mixed_space(*steps.mixed).bytes + bytes + scratch_alignment : bytes;
-}
-
-void run(const Steps& steps, std::span<std::byte> workspace, Stop* stop) {
-  const Config& config = steps.config;
-  if (const std::size_t added = added_bytes(steps.problem); added > 0) {
-    std::byte* const memory = align_scratch(workspace.data());
-    const Problem problem = with_gradients_in(memory, steps.problem);
-    backward(problem, config, {memory + added, workspace.data() + workspace.size()}, stop);
-    return add_gradients(steps.problem, problem, config.threads);
+Plan::Plan(const Problem& call, const Config& chosen) : problem(call), config(chosen) {
+  const auto plan_as = [&](auto made) {
+    workspace_bytes = made.workspace_bytes;
+    pass = made;
+  };
+  if (call.pass == Pass::forward && call.precision != Precision::exact) {
+    plan_as(plan_eight_bit(call, config));
+    return;
   }
-  if (steps.problem.pass == Pass::backward) return backward(steps.problem, config, workspace, stop);
-  if (!steps.mixed) return forward(steps.problem, config, workspace, stop);
+  if (call.has_function()) functions.emplace(call);
+  const CallFunctions* const compiled = functions ? &*functions : nullptr;
+  if (call.pass == Pass::forward) {
+    plan_as(plan_forward(call, config, compiled));
+    return;
+  }
+  plan_as(plan_backward(call, config, compiled));
+  copied_bytes = added_bytes(call);
+  if (copied_bytes > 0) workspace_bytes += copied_bytes + scratch_alignment;
+}
+
+void run(const Plan& plan, std::span<std::byte> workspace, Stop* stop) {
+  if (plan.copied_bytes == 0) return run_pass(plan, plan.problem, workspace.data(), stop);
   std::byte* const memory = align_scratch(workspace.data());
-  Problem problem = steps.problem;
-  place_dequantized(problem, memory);
-  dequantize(*steps.mixed, problem, config.threads);
-  forward(problem, config, {memory + mixed_space(problem).bytes, workspace.data() + workspace.size()}, stop);
+  Problem problem = plan.problem;
+  if (plan.mixed) {
+    place_dequantized(problem, memory);
+    dequantize(*plan.mixed, problem, plan.config.threads);
+  } else {
+    problem = with_gradients_in(memory, problem);
+  }
+  run_pass(plan, problem, memory + plan.copied_bytes, stop);
+  if (!plan.mixed) add_gradients(plan.problem, problem, plan.config.threads);
 }
 
 }  // namespace tandem::cpu

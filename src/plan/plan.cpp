@@ -20,19 +20,13 @@ namespace {
 Plan plan_cpu(const Problem& problem, const Execution& execution) {
   Plan plan;
   plan.backend = Device::Kind::cpu;
-  cpu::Steps& steps = plan.cpu;
-  if (problem.mixed() && has_fine_scales(problem)) {
-    steps.mixed = problem;
-    steps.problem = dequantized(problem);
-  } else {
-    steps.problem = problem;
-  }
-  steps.config = cpu::choose(steps.problem, execution.threads);
-  plan.workspace_bytes = cpu::workspace_bytes(steps);
+  plan.workspace_bytes = plan.cpu.emplace(problem, execution.threads).workspace_bytes;
   return plan;
 }
 
 }  // namespace
+
+Plan::Plan() = default;
 
 Plan make_plan(const Problem& problem, const Execution& execution) {
   if (problem.device.kind == Device::Kind::cuda) return plan_gpu(problem, nullptr, execution.sm_limit);
@@ -62,7 +56,7 @@ std::vector<std::string> cuda_reasons(const Problem& problem, const CallFacts& f
 }
 
 std::vector<std::string> cpu_reasons(const Plan& plan, const Execution& execution) {
-  const cpu::Config& c = plan.cpu.config;
+  const cpu::Config& c = plan.cpu->config;
   const char* wish = std::getenv("TANDEM_CPU_TARGET");
   const bool overridden = wish != nullptr && *wish != '\0';
   return {
@@ -83,7 +77,7 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
   const bool cuda = plan.backend == Device::Kind::cuda;
   std::vector<std::string> lines =
       cuda ? cuda_reasons(problem, *plan.facts, *plan.gpu) : cpu_reasons(plan, execution);
-  const bool copied = cuda ? !plan.facts->problem.mixed() : has_fine_scales(problem);
+  const bool copied = cuda ? !plan.facts->problem.mixed() : plan.cpu->mixed.has_value();
   if (problem.mixed() && copied) {
     lines.push_back(fmt::format("mixed: k and v, in {}, become {} first, in {} bytes of the workspace",
                                 name_of(problem.k.dtype), name_of(problem.q.dtype),
@@ -120,7 +114,7 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
   if (problem.precision == Precision::exact) return lines;
   const std::string what = problem.pass == Pass::backward
                                ? "the backward of an 8-bit forward is 16-bit"
-                               : describe(cuda ? plan.gpu->recipe : plan.cpu.config.recipe);
+                               : describe(cuda ? plan.gpu->recipe : plan.cpu->config.recipe);
   lines.push_back(
       fmt::format("precision {}{}{}: {}", name_of(problem.precision), problem.strict ? ", strict" : "",
                   problem.quantized_inputs() ? ", of the caller's quantized values and scales" : "", what));

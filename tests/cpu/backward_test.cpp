@@ -1,7 +1,7 @@
 // The CPU backward pass by itself: out and lse come from the oracle, so that nothing here depends on the
 // forward kernels.
-#include "cpu/backward/backward.hpp"
 #include "api/make_problem.hpp"
+#include "cpu/cpu.hpp"
 
 #include <gtest/gtest.h>
 
@@ -60,13 +60,13 @@ cpu::Config small_tiles(cpu::Config config) {
 /// Runs the kernel on poisoned outputs and in a poisoned workspace of the size it asked for, between guards.
 void run(Call& call, const cpu::Config& config) {
   const Problem problem = problem_of(call);
-  const auto bytes = static_cast<std::int64_t>(cpu::backward_workspace_bytes(problem, config));
+  const cpu::Plan plan(problem, config);
+  const auto bytes = static_cast<std::int64_t>(plan.workspace_bytes);
   Box workspace(DType::f32, {bytes / 4}, {}, true);
   call.prepare(Pass::backward);
   workspace.snapshot();
-  cpu::backward(problem, config,
-                {static_cast<std::byte*>(workspace.view().data), static_cast<std::size_t>(bytes)});
-  EXPECT_EQ(workspace.changed_outside(), "") << "the workspace is larger than backward_workspace_bytes says";
+  cpu::run(plan, {static_cast<std::byte*>(workspace.view().data), static_cast<std::size_t>(bytes)});
+  EXPECT_EQ(workspace.changed_outside(), "") << "the workspace is larger than the plan says";
 }
 
 /// Against the oracle on every target, with the tiles it would choose and with small ones.
@@ -387,7 +387,7 @@ TEST(CpuBackward, WorkspaceIsLinearInKeys) {
   const auto bytes = [](DType dtype, std::int64_t seqlen) {
     Call call({.dtype = dtype, .seqlen_q = seqlen, .seqlen_k = seqlen});
     const Problem problem = problem_of(call);
-    return cpu::backward_workspace_bytes(problem, config_of(cpu::best_target(), 2));
+    return cpu::Plan(problem, config_of(cpu::best_target(), 2)).workspace_bytes;
   };
   constexpr std::size_t counters = 4096;
   EXPECT_LE(bytes(DType::f32, 4096), bytes(DType::f32, 512) + counters);

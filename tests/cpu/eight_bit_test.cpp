@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "api/make_problem.hpp"
-#include "cpu/targets/kernels.hpp"
+#include "cpu/cpu.hpp"
 #include "harness/element.hpp"
 #include "harness/expect.hpp"
 #include "harness/recipe_reference.hpp"
@@ -54,8 +54,9 @@ double error_of(Call& call, const Recipe& recipe, const std::vector<double>& exp
   const Problem problem = make_problem(call.forward_args());
   cpu::Config config = cpu::choose(problem, 2);
   config.recipe = recipe;
-  std::vector<std::byte> workspace(cpu::workspace_bytes(problem, config));
-  cpu::forward(problem, config, workspace);
+  const cpu::Plan plan(problem, config);
+  std::vector<std::byte> workspace(plan.workspace_bytes);
+  cpu::run(plan, workspace);
   return root_mean_square(call.out.values(), expected);
 }
 

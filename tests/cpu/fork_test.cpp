@@ -9,7 +9,7 @@
 #include <iterator>
 #include <vector>
 
-#include "cpu/cpu.hpp"
+#include "cpu/common/threads.hpp"
 #include "harness/runner.hpp"
 
 namespace tandem::cpu {

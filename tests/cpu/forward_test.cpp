@@ -331,8 +331,9 @@ TEST(Forward, TileSizeDoesNotChangeABit) {
       for (const int stripes : {1, 2, 3}) {
         config.block_q = stripes * (wide || target == cpu::Target::neon ? 64 : 48);
         call.prepare(Pass::forward);
-        std::vector<std::byte> workspace(cpu::workspace_bytes(problem, config));
-        cpu::forward(problem, config, workspace);
+        const cpu::Plan plan(problem, config);
+        std::vector<std::byte> workspace(plan.workspace_bytes);
+        cpu::run(plan, workspace);
         if (first.empty()) first = call.out.raw();
         EXPECT_EQ(call.out.raw(), first) << cpu::name_of(target);
       }

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstring>
 #include <memory>
 #include <random>
 
+#include "api/make_problem.hpp"
+#include "cpu/cpu.hpp"
 #include "cpu/functions/bounds.hpp"
 #include "cpu/reference/function.hpp"
 
@@ -175,6 +178,31 @@ TEST(FunctionProgram, FindsWhatDependsOnTheDistance) {
   EXPECT_EQ(shapes("le(add(k, 2147483647), q)", mask, one_head), (Shapes{1, 1, 2, 1, 0})) << "it may wrap";
   EXPECT_EQ(shapes("mul(real(q), 0.5)", score, one_head), (Shapes{1, 3, 0, 0, 0}));
   EXPECT_FALSE(program->value.is_score);
+}
+
+/// A plan holds no address of itself: its copy runs when it is gone.
+TEST(FunctionPlan, CanBeCopied) {
+  const std::vector<ConstTensor> captured{ConstTensor(table, DType::i32, {64})};
+  const Function score = Function::parse("add(s, real(t0[k]))", Function::Kind::score, captured);
+  const Function mask = mask_of("le(t0[q], t0[k])");
+  std::vector<float> values(64 * 8, 0.5F);
+  std::vector<float> out(64 * 8);
+  ForwardArgs args;
+  args.q = args.k = args.v = ConstTensor(values.data(), DType::f32, {1, 64, 1, 8});
+  args.out = Tensor(out.data(), DType::f32, {1, 64, 1, 8});
+  args.score_function = &score;
+  args.mask_function = &mask;
+  const auto results = [&](const Plan& plan) {
+    std::vector<std::byte> workspace(plan.workspace_bytes);
+    run(plan, workspace);
+    return out;
+  };
+  auto first = std::make_unique<Plan>(make_problem(args), 1);
+  const std::vector<float> expected = results(*first);
+  const Plan copy = *first;
+  std::memset(static_cast<void*>(first.get()), 0xFF, sizeof(Plan));
+  first.reset();
+  EXPECT_EQ(results(copy), expected);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "api/make_problem.hpp"
+#include "cpu/cpu.hpp"
 #include "cpu/targets/kernels.hpp"
 #include "harness/call.hpp"
 #include "harness/element.hpp"
@@ -43,20 +44,20 @@ Quantized quantize(cpu::Target target, const std::vector<float>& x, int dim, Ope
   Quantized q{.type = type, .bytes = std::vector<std::uint8_t>(x.size()), .scales = {}, .dim = dim};
   q.scales.assign(static_cast<std::size_t>(group == ScaleGroup::channel ? dim : rows), -1.0F);
   std::vector<float> scratch(x.size());
-  cpu::quantize_kernel(target).quantize({.data = x.data(),
-                                         .dtype = DType::f32,
-                                         .stride = dim,
-                                         .rows = rows,
-                                         .dim = dim,
-                                         .mean = mean,
-                                         .rotate = rotate,
-                                         .scratch = scratch.data()},
-                                        {.type = type,
-                                         .group = group,
-                                         .largest = largest,
-                                         .out = q.bytes.data(),
-                                         .out_stride = dim,
-                                         .scales = q.scales.data()});
+  cpu::kernels(target).quantize.quantize({.data = x.data(),
+                                          .dtype = DType::f32,
+                                          .stride = dim,
+                                          .rows = rows,
+                                          .dim = dim,
+                                          .mean = mean,
+                                          .rotate = rotate,
+                                          .scratch = scratch.data()},
+                                         {.type = type,
+                                          .group = group,
+                                          .largest = largest,
+                                          .out = q.bytes.data(),
+                                          .out_stride = dim,
+                                          .scales = q.scales.data()});
   return q;
 }
 
@@ -176,7 +177,7 @@ TEST(Quantize, RotationIsOrthogonal) {
                                    .rotate = true,
                                    .scratch = scratch.data()};
       static_cast<void>(
-          cpu::quantize_kernel(target).largest(rows));  // leaves the rotated rows in its scratch memory
+          cpu::kernels(target).quantize.largest(rows));  // leaves the rotated rows in its scratch memory
       double before = 0.0;
       double after = 0.0;
       for (std::size_t c = 0; c < static_cast<std::size_t>(dim); ++c) {
@@ -193,7 +194,7 @@ TEST(Quantize, RotationIsOrthogonal) {
                                   .mean = nullptr,
                                   .rotate = true,
                                   .scratch = scratch.data()};
-      EXPECT_NEAR(cpu::quantize_kernel(target).largest(one), 1.0 / std::sqrt(rotation_block(0, dim)), 1e-6);
+      EXPECT_NEAR(cpu::kernels(target).quantize.largest(one), 1.0 / std::sqrt(rotation_block(0, dim)), 1e-6);
     }
   }
 }
@@ -227,9 +228,10 @@ TEST(Quantize, SumsOfIntegerProductsAreExact) {
       const Problem problem = make_problem(call.forward_args());
       cpu::Config config = cpu::choose(problem, 1);
       config.target = target;
-      std::vector<std::byte> workspace(cpu::workspace_bytes(problem, config));
+      const cpu::Plan plan(problem, config);
+      std::vector<std::byte> workspace(plan.workspace_bytes);
       call.prepare(Pass::forward);
-      cpu::forward(problem, config, workspace);
+      cpu::run(plan, workspace);
       for (int i = 0; i < rows; ++i) {
         std::int32_t sum = 0;
         for (int n = 0; n < dim; ++n)

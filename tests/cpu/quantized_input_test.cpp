@@ -46,8 +46,9 @@ std::vector<std::byte> bits_of_recipe(Call call, OperandType type, ScaleGroup gr
                    .rotate_v = false,
                    .smooth_k = false,
                    .linear_exp2 = type == OperandType::e4m3 && group != ScaleGroup::row};
-  std::vector<std::byte> workspace(cpu::workspace_bytes(problem, config));
-  cpu::forward(problem, config, workspace);
+  const cpu::Plan plan(problem, config);
+  std::vector<std::byte> workspace(plan.workspace_bytes);
+  cpu::run(plan, workspace);
   return call.out.raw();
 }
 

@@ -59,38 +59,38 @@ bool mentions(const std::string& text, const Execution& execution = {}) {
 TEST(Plan, RunsCpuTensorsOnTheCpu) {
   const Plan plan = plan_of(forward_args(64));
   EXPECT_EQ(plan.backend, Device::Kind::cpu);
-  EXPECT_GT(plan.cpu.config.block_q, 0);
-  EXPECT_GT(plan.cpu.config.block_k, 0);
-  EXPECT_GE(plan.cpu.config.threads, 1);
+  EXPECT_GT(plan.cpu->config.block_q, 0);
+  EXPECT_GT(plan.cpu->config.block_k, 0);
+  EXPECT_GE(plan.cpu->config.threads, 1);
   EXPECT_TRUE(mentions("backend cpu: the tensors are on the CPU"));
 }
 
 TEST(Plan, HasTheProblemThatTheCpuKernelsSee) {
   const Plan plain = plan_of(forward_args(64));
-  EXPECT_FALSE(plain.cpu.mixed.has_value());
-  EXPECT_EQ(plain.cpu.problem.k.dtype, DType::bf16);
+  EXPECT_FALSE(plain.cpu->mixed.has_value());
+  EXPECT_EQ(plain.cpu->problem.k.dtype, DType::bf16);
 
   ForwardArgs args = forward_args(64);
   args.k.dtype = args.v.dtype = DType::e4m3;
   const Plan direct = plan_of(args);  // scales that are factors of the logits and of out
-  EXPECT_FALSE(direct.cpu.mixed.has_value());
-  EXPECT_EQ(direct.cpu.problem.k.dtype, DType::e4m3);
+  EXPECT_FALSE(direct.cpu->mixed.has_value());
+  EXPECT_EQ(direct.cpu->problem.k.dtype, DType::e4m3);
 
   static float scales[2 * 2 * 1] = {};
   args.k_scale = Tensor(scales, DType::f32, {2, 2, 1});  // by block
   const Plan mixed = plan_of(args);
-  ASSERT_TRUE(mixed.cpu.mixed.has_value());
-  EXPECT_EQ(mixed.cpu.mixed->k.dtype, DType::e4m3);
-  EXPECT_FALSE(mixed.cpu.problem.mixed());
-  EXPECT_EQ(mixed.cpu.problem.k.dtype, DType::bf16);
-  EXPECT_EQ(mixed.cpu.problem.v.dtype, DType::bf16);
+  ASSERT_TRUE(mixed.cpu->mixed.has_value());
+  EXPECT_EQ(mixed.cpu->mixed->k.dtype, DType::e4m3);
+  EXPECT_FALSE(mixed.cpu->problem.mixed());
+  EXPECT_EQ(mixed.cpu->problem.k.dtype, DType::bf16);
+  EXPECT_EQ(mixed.cpu->problem.v.dtype, DType::bf16);
   constexpr std::size_t elements = 2 * 64 * 2 * 64;  // of k, and of v
   EXPECT_GE(mixed.workspace_bytes, plain.workspace_bytes + 2 * elements * size_of(DType::bf16));
 }
 
 TEST(Plan, TakesTheThreadCountGiven) {
   const Plan plan = plan_of(forward_args(64), {.threads = 3});
-  EXPECT_EQ(plan.cpu.config.threads, 3);
+  EXPECT_EQ(plan.cpu->config.threads, 3);
   EXPECT_TRUE(mentions("threads 3: what the caller asked for", {.threads = 3}));
   EXPECT_TRUE(mentions("OMP_NUM_THREADS, or every core this process may use"));
 }
@@ -98,7 +98,7 @@ TEST(Plan, TakesTheThreadCountGiven) {
 TEST(Plan, TakesTheTargetOfTheEnvironment) {
   const ScopedVariable target("TANDEM_CPU_TARGET", "portable");
   const Plan plan = plan_of(forward_args(64));
-  EXPECT_EQ(plan.cpu.config.target, cpu::Target::portable);
+  EXPECT_EQ(plan.cpu->config.target, cpu::Target::portable);
   EXPECT_TRUE(mentions("target portable: TANDEM_CPU_TARGET asks for it"));
 }
 

@@ -12,72 +12,24 @@
 
 #include <algorithm>
 #include <atomic>
+#include <variant>
 
-#include "cpu/backward/block.hpp"
-#include "cpu/backward/captured_gradients.hpp"
 #include "cpu/backward/rows.hpp"
-#include "cpu/functions/functions.hpp"
+#include "cpu/cpu.hpp"
+#include "cpu/targets/kernels.hpp"
 
 namespace tandem::cpu {
 
-namespace portable {
-BackwardKernel backward_kernel();
-}
-#if defined(__x86_64__)
-namespace avx2 {
-BackwardKernel backward_kernel();
-}
-namespace avx512 {
-BackwardKernel backward_kernel();
-}
-namespace avx512_bf16 {
-BackwardKernel backward_kernel();
-}
-#elif defined(__aarch64__)
-namespace neon {
-BackwardKernel backward_kernel();
-}
-#endif
-
 namespace {
-
-BackwardKernel kernel_of(Target target) {
-  switch (target) {
-#if defined(__x86_64__)
-    case Target::avx2: return avx2::backward_kernel();
-    case Target::avx512: return avx512::backward_kernel();
-    case Target::avx512_bf16: return avx512_bf16::backward_kernel();
-#elif defined(__aarch64__)
-    case Target::neon: return neon::backward_kernel();
-#endif
-    default: return portable::backward_kernel();
-  }
-}
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// Which kv heads are shared among threads, and where everything lies in the workspace.
-struct Schedule {
-  std::int64_t heads = 0;   ///< kv heads of all sequences
-  std::int64_t shared = 0;  ///< the last ones, whose items any thread takes
-  std::int64_t whole = 0;   ///< the others: one thread each
-
-  std::size_t scratch_bytes = 0;  ///< of a thread
-  std::int64_t at_work = 0;       ///< kv heads at the same time, at most
-  std::int64_t area_rows = 0;     ///< of sums of dk and dv; 0 where dk and dv hold the sums
-  std::int64_t areas = 0;
-  std::int64_t dk_sum_row = 0;  ///< floats
-  std::int64_t dv_sum_row = 0;
-  std::int64_t semaphores = 0;  ///< of a shared kv head: one a block of keys, and one for dsink
-
-  std::size_t sums_at = 0, semaphores_at = 0, dsink_at = 0, order_at = 0, captured_at = 0, total = 0;
-};
-
-Schedule make_schedule(const Problem& p, const Config& config, const BackwardKernel& kernel,
-                       const BackwardShape& shape, std::size_t captured_bytes) {
-  Schedule s;
+BackwardSchedule make_schedule(const Problem& p, const Config& config, const BackwardShape& shape,
+                               std::size_t captured_bytes) {
+  const BackwardKernel& kernel = kernels(config.target).backward;
+  BackwardSchedule s;
   const std::int64_t threads = config.threads;
   s.heads = p.batch * p.heads_kv;
   // Heads divide evenly among threads only by chance, and threads are never equally fast: share one round
@@ -113,32 +65,20 @@ Schedule make_schedule(const Problem& p, const Config& config, const BackwardKer
 
 class Backward {
  public:
-  Backward(const Problem& p, const Config& config, const TileFunctions* functions, std::byte* workspace,
+  Backward(const Plan& plan, const Problem& p, const TileFunctions* functions, std::byte* workspace,
            Stop* stop)
       : p_(p),
         functions_(functions),
-        kernel_(kernel_of(config.target)),
-        shape_{.dtype = p.q.dtype,
-               .dq = p.f32_dq ? DType::f32 : p.q.dtype,
-               .dk_dv = p.f32_dk_dv ? DType::f32 : p.q.dtype,
-               .head_dim_qk = p.head_dim_qk,
-               .head_dim_v = p.head_dim_v,
-               .block_q = config.block_q,
-               .block_k = config.block_k,
-               .functions = functions != nullptr,
-               .function_words = functions != nullptr ? functions->words : 0,
-               .dropout = p.dropout.on,
-               .captured = p.wants_captured_gradients()},
-        captured_(p, config.block_q),
-        schedule_(make_schedule(p, config, kernel_, shape_, captured_.workspace_bytes())),
-        threads_(config.threads),
+        kernel_(kernels(plan.config.target).backward),
+        shape_(std::get<BackwardPlan>(plan.pass).shape),
+        captured_(std::get<BackwardPlan>(plan.pass).captured),
+        schedule_(std::get<BackwardPlan>(plan.pass).schedule),
+        threads_(plan.config.threads),
         workspace_(workspace),
         stop_(stop),
         semaphores_(reinterpret_cast<std::uint32_t*>(workspace + schedule_.semaphores_at)),
         dsink_(reinterpret_cast<double*>(workspace + schedule_.dsink_at)),
         order_(reinterpret_cast<std::int64_t*>(workspace + schedule_.order_at)) {}
-
-  [[nodiscard]] std::size_t workspace_bytes() const { return schedule_.total; }
 
   void run() {
     if (p_.dq.given() || p_.dk.given() || p_.dv.given() || p_.dsink != nullptr) run_main();
@@ -162,10 +102,10 @@ class Backward {
 
   void run_captured() const {
     auto* const sums = reinterpret_cast<double*>(workspace_ + schedule_.captured_at);
-    captured_.clear(sums);
+    captured_.clear(p_, sums);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads_)
     for (std::int64_t part = 0; part < captured_.parts(); ++part) {
-      const CapturedGradients targets = captured_.targets(part, sums);
+      const CapturedGradients targets = captured_.targets(p_, part, sums);
       captured_.for_each_block(part, [&](std::int64_t batch, std::int64_t head, std::int64_t block) {
         const Rows q = query_rows(p_, batch);
         if (block * shape_.block_q >= q.used || stops()) return;
@@ -174,7 +114,7 @@ class Backward {
         run_kernel(b);
       });
     }
-    captured_.finish(sums);
+    captured_.finish(p_, sums);
   }
 
   struct KvHead {
@@ -356,10 +296,10 @@ class Backward {
 
   const Problem& p_;
   const TileFunctions* const functions_;  ///< null: none
-  const BackwardKernel kernel_;
-  const BackwardShape shape_;
-  const CapturedSchedule captured_;
-  const Schedule schedule_;
+  const BackwardKernel& kernel_;
+  const BackwardShape& shape_;
+  const CapturedSchedule& captured_;
+  const BackwardSchedule& schedule_;
   const int threads_;
   std::byte* const workspace_;
   Stop* const stop_;                 ///< may be null
@@ -370,23 +310,29 @@ class Backward {
   bool slots_fit_ = true;
 };
 
-/// Calls f(backward) with the functions of the problem compiled.
-template <typename F>
-auto with_backward(const Problem& problem, const Config& config, std::byte* workspace, Stop* stop, F f) {
-  if (!problem.has_function()) return f(Backward(problem, config, nullptr, workspace, stop));
-  const CallFunctions functions(problem);
-  return f(Backward(problem, config, &functions.tile, workspace, stop));
-}
-
 }  // namespace
 
-std::size_t backward_workspace_bytes(const Problem& problem, const Config& config) {
-  return with_backward(problem, config, nullptr, nullptr,
-                       [](const Backward& backward) { return backward.workspace_bytes(); });
+BackwardPlan plan_backward(const Problem& p, const Config& config, const CallFunctions* functions) {
+  BackwardPlan plan{.shape = {.dtype = p.q.dtype,
+                              .dq = p.f32_dq ? DType::f32 : p.q.dtype,
+                              .dk_dv = p.f32_dk_dv ? DType::f32 : p.q.dtype,
+                              .head_dim_qk = p.head_dim_qk,
+                              .head_dim_v = p.head_dim_v,
+                              .block_q = config.block_q,
+                              .block_k = config.block_k,
+                              .functions = functions != nullptr,
+                              .function_words = functions != nullptr ? functions->words() : 0,
+                              .dropout = p.dropout.on,
+                              .captured = p.wants_captured_gradients()},
+                    .captured = CapturedSchedule(p, config.block_q)};
+  plan.schedule = make_schedule(p, config, plan.shape, plan.captured.workspace_bytes());
+  plan.workspace_bytes = plan.schedule.total;
+  return plan;
 }
 
-void backward(const Problem& problem, const Config& config, std::span<std::byte> workspace, Stop* stop) {
-  with_backward(problem, config, workspace.data(), stop, [](Backward&& backward) { backward.run(); });
+void backward(const Plan& plan, const Problem& problem, std::byte* workspace, Stop* stop) {
+  const TileFunctions functions = plan.functions ? plan.functions->of_tiles(problem) : TileFunctions{};
+  Backward(plan, problem, plan.functions ? &functions : nullptr, workspace, stop).run();
 }
 
 }  // namespace tandem::cpu

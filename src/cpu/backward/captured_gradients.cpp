@@ -29,39 +29,11 @@ void for_each_element(const Tensor& t, F&& f) {
   }
 }
 
-}  // namespace
-
-CapturedSchedule::CapturedSchedule(const Problem& p, std::int64_t block_q) : p_(p) {
-  copy_at_.fill(-1);
-  if (!p.wants_captured_gradients()) return;
-  for (std::size_t n = 0; n < p.captured_gradients.size(); ++n) {
-    const Tensor& t = p.captured_gradients[n];
-    if (!t.given()) continue;
-    if (t.numel() <= most_copied) {
-      copy_at_[n] = static_cast<std::int64_t>(copy_numbers_);
-      copy_numbers_ += static_cast<std::size_t>(t.numel());
-      continue;
-    }
-    by_batch_ = by_batch_ && has_index(n, FunctionOp::batch, p.batch);
-    by_head_ = by_head_ && has_index(n, FunctionOp::head, p.heads_q);
-    by_block_ = by_block_ && has_index(n, FunctionOp::query, p.rows_q);
-  }
-  blocks_ = (p.rows_q + block_q - 1) / block_q;  // lengths are not read where memory is asked for
-  class_heads_ = by_head_ ? p.heads_q : 1;
-  class_blocks_ = by_block_ ? blocks_ : 1;
-  classes_ = (by_batch_ ? p.batch : 1) * class_heads_ * class_blocks_;
-  parts_ = classes_;
-  if (copy_numbers_ == 0) return;
-  const auto fitting = static_cast<std::int64_t>(most_copy_bytes / (copy_numbers_ * sizeof(double)));
-  parts_ = std::min(classes_, std::clamp(fitting, least_parts, most_parts));
-  copies_ = static_cast<std::size_t>(std::max<std::int64_t>(parts_, 1));
-}
-
 /// Whether every read of a captured tensor has the leaf, never clamped, as the index of one dimension.
-bool CapturedSchedule::has_index(std::size_t captured, FunctionOp leaf, std::int64_t extent) const {
-  const Function& f = *p_.score_function;
+bool has_index(const Problem& p, std::size_t captured, FunctionOp leaf, std::int64_t extent) {
+  const Function& f = *p.score_function;
   const std::span<const FunctionNode> nodes = f.all_nodes();
-  const Tensor& t = p_.captured_gradients[captured];
+  const Tensor& t = p.captured_gradients[captured];
   for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
     if (t.shape[d] < extent) continue;
     const bool always =
@@ -75,23 +47,52 @@ bool CapturedSchedule::has_index(std::size_t captured, FunctionOp leaf, std::int
   return false;
 }
 
-void CapturedSchedule::clear(double* workspace) const {
+}  // namespace
+
+CapturedSchedule::CapturedSchedule(const Problem& p, std::int64_t block_q)
+    : batch_(p.batch), heads_(p.heads_q) {
+  copy_at_.fill(-1);
+  if (!p.wants_captured_gradients()) return;
+  for (std::size_t n = 0; n < p.captured_gradients.size(); ++n) {
+    const Tensor& t = p.captured_gradients[n];
+    if (!t.given()) continue;
+    if (t.numel() <= most_copied) {
+      copy_at_[n] = static_cast<std::int64_t>(copy_numbers_);
+      copy_numbers_ += static_cast<std::size_t>(t.numel());
+      continue;
+    }
+    by_batch_ = by_batch_ && has_index(p, n, FunctionOp::batch, p.batch);
+    by_head_ = by_head_ && has_index(p, n, FunctionOp::head, p.heads_q);
+    by_block_ = by_block_ && has_index(p, n, FunctionOp::query, p.rows_q);
+  }
+  blocks_ = (p.rows_q + block_q - 1) / block_q;  // lengths are not read where memory is asked for
+  class_heads_ = by_head_ ? p.heads_q : 1;
+  class_blocks_ = by_block_ ? blocks_ : 1;
+  classes_ = (by_batch_ ? p.batch : 1) * class_heads_ * class_blocks_;
+  parts_ = classes_;
+  if (copy_numbers_ == 0) return;
+  const auto fitting = static_cast<std::int64_t>(most_copy_bytes / (copy_numbers_ * sizeof(double)));
+  parts_ = std::min(classes_, std::clamp(fitting, least_parts, most_parts));
+  copies_ = static_cast<std::size_t>(std::max<std::int64_t>(parts_, 1));
+}
+
+void CapturedSchedule::clear(const Problem& p, double* workspace) const {
   std::fill_n(workspace, copies_ * copy_numbers_, 0.0);
-  for (std::size_t n = 0; n < p_.captured_gradients.size(); ++n) {
-    const Tensor& t = p_.captured_gradients[n];
+  for (std::size_t n = 0; n < p.captured_gradients.size(); ++n) {
+    const Tensor& t = p.captured_gradients[n];
     auto* const data = static_cast<float*>(t.data);
     if (t.given() && copy_at_[n] < 0) for_each_element(t, [&](std::int64_t offset) { data[offset] = 0.0F; });
   }
 }
 
-CapturedGradients CapturedSchedule::targets(std::int64_t part, double* workspace) const {
+CapturedGradients CapturedSchedule::targets(const Problem& p, std::int64_t part, double* workspace) const {
   CapturedGradients targets;
-  const Function& f = *p_.score_function;
+  const Function& f = *p.score_function;
   for (std::size_t g = 0; g < f.gradients().size(); ++g) {
     const auto read = static_cast<std::size_t>(f.gradients()[g].read);
     const auto n = static_cast<std::size_t>(f.all_nodes()[read].captured);
-    if (n >= p_.captured_gradients.size() || !p_.captured_gradients[n].given()) continue;
-    const Tensor& t = p_.captured_gradients[n];
+    if (n >= p.captured_gradients.size() || !p.captured_gradients[n].given()) continue;
+    const Tensor& t = p.captured_gradients[n];
     CapturedGradient& to = targets.of[g];
     to.rank = t.rank;
     std::copy(t.shape.begin(), t.shape.end(), to.shape);
@@ -111,9 +112,9 @@ CapturedGradients CapturedSchedule::targets(std::int64_t part, double* workspace
   return targets;
 }
 
-void CapturedSchedule::finish(const double* workspace) const {
-  for (std::size_t n = 0; n < p_.captured_gradients.size(); ++n) {
-    const Tensor& t = p_.captured_gradients[n];
+void CapturedSchedule::finish(const Problem& p, const double* workspace) const {
+  for (std::size_t n = 0; n < p.captured_gradients.size(); ++n) {
+    const Tensor& t = p.captured_gradients[n];
     if (!t.given() || copy_at_[n] < 0) continue;
     auto* const data = static_cast<float*>(t.data);
     const double* from = workspace + copy_at_[n];

@@ -19,25 +19,26 @@ namespace tandem::cpu {
 
 class CapturedSchedule {
  public:
+  CapturedSchedule() = default;
   /// Of a problem that wants no such gradients: without work and without memory.
   CapturedSchedule(const Problem& p, std::int64_t block_q);
 
   [[nodiscard]] std::int64_t parts() const { return parts_; }
   [[nodiscard]] std::size_t workspace_bytes() const { return parts_ > 0 ? copy_numbers_ * copies_ * 8 : 0; }
 
-  /// Before all parts.
-  void clear(double* workspace) const;
+  /// Before all parts. `p` is the problem that the schedule was made of, with all addresses.
+  void clear(const Problem& p, double* workspace) const;
   /// Where part `part` adds, by the gradients of the function.
-  [[nodiscard]] CapturedGradients targets(std::int64_t part, double* workspace) const;
+  [[nodiscard]] CapturedGradients targets(const Problem& p, std::int64_t part, double* workspace) const;
   /// After all parts.
-  void finish(const double* workspace) const;
+  void finish(const Problem& p, const double* workspace) const;
 
   /// f(batch, query head, block of queries) of the part's blocks, in their order.
   template <typename F>
   void for_each_block(std::int64_t part, F&& f) const {
     for (std::int64_t c = part * classes_ / parts_; c < (part + 1) * classes_ / parts_; ++c) {
-      const Range b = range(by_batch_, c / (class_heads_ * class_blocks_), p_.batch);
-      const Range h = range(by_head_, c / class_blocks_ % class_heads_, p_.heads_q);
+      const Range b = range(by_batch_, c / (class_heads_ * class_blocks_), batch_);
+      const Range h = range(by_head_, c / class_blocks_ % class_heads_, heads_);
       const Range block = range(by_block_, c % class_blocks_, blocks_);
       for (std::int64_t i = b.first; i < b.last; ++i) {
         for (std::int64_t j = h.first; j < h.last; ++j) {
@@ -54,9 +55,8 @@ class CapturedSchedule {
   static Range range(bool apart, std::int64_t of_class, std::int64_t all) {
     return apart ? Range{of_class, of_class + 1} : Range{0, all};
   }
-  [[nodiscard]] bool has_index(std::size_t captured, FunctionOp leaf, std::int64_t extent) const;
 
-  const Problem& p_;
+  std::int64_t batch_ = 0, heads_ = 0;
   std::int64_t blocks_ = 0;  ///< of queries, that a sequence has at most
   bool by_batch_ = true, by_head_ = true, by_block_ = true;
   std::int64_t class_heads_ = 1, class_blocks_ = 1;

@@ -182,12 +182,11 @@ std::int64_t sum_row(std::int64_t head_dim) {
 
 }  // namespace
 
-BackwardKernel backward_kernel() {
-  return {.panel = panel_lanes,
-          .strip = strip_rows,
-          .scratch_bytes = scratch_bytes,
-          .sum_row = sum_row,
-          .run = run};
-}
+extern const BackwardKernel backward_kernel;
+const BackwardKernel backward_kernel{.panel = panel_lanes,
+                                     .strip = strip_rows,
+                                     .scratch_bytes = scratch_bytes,
+                                     .sum_row = sum_row,
+                                     .run = run};
 
 }  // namespace tandem::cpu::TANDEM_TARGET

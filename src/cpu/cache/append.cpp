@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "cpu/common/operand.hpp"
+#include "cpu/common/threads.hpp"
 #include "cpu/targets/kernels.hpp"
 
 namespace tandem::cpu {
@@ -101,7 +102,7 @@ struct Append {
 }  // namespace
 
 void append(const AppendProblem& problem, Target target, int wanted_threads) {
-  const Append call{.problem = problem, .kernel = cache_kernel(target)};
+  const Append call{.problem = problem, .kernel = kernels(target).cache};
   const bool writes = problem.heads_kv > 0;
   const bool embeds = problem.q.given() && problem.heads_q > 0;
   const std::int64_t tokens =

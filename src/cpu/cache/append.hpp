@@ -1,7 +1,7 @@
 // append_kv on the CPU.
 #pragma once
 
-#include "cpu/cpu.hpp"
+#include "cpu/targets/target.hpp"
 #include "problem/append_problem.hpp"
 
 namespace tandem::cpu {

@@ -11,6 +11,7 @@
 
 #include "cpu/common/convert.hpp"
 #include "cpu/common/operand.hpp"
+#include "cpu/common/threads.hpp"
 #include "cpu/targets/kernels.hpp"
 
 namespace tandem::cpu {
@@ -89,7 +90,7 @@ void merge_row(const MergeProblem& problem, const CacheKernel& kernel, Weights& 
 }  // namespace
 
 void merge(const MergeProblem& problem, Target target, int wanted_threads) {
-  const CacheKernel& kernel = cache_kernel(target);
+  const CacheKernel& kernel = kernels(target).cache;
   const int threads = usable_threads(wanted_threads);
   // Memory first: an exception that left a thread of the region would end the process.
   std::vector<Weights> of_thread;

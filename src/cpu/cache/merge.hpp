@@ -1,7 +1,7 @@
 // merge on the CPU.
 #pragma once
 
-#include "cpu/cpu.hpp"
+#include "cpu/targets/target.hpp"
 #include "problem/merge_problem.hpp"
 
 namespace tandem::cpu {

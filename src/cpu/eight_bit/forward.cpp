@@ -4,10 +4,13 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cstring>
+#include <variant>
 
 #include "cpu/common/operand.hpp"
 #include "cpu/common/workspace.hpp"
+#include "cpu/cpu.hpp"
 #include "cpu/quantize/mean.hpp"
 #include "cpu/targets/kernels.hpp"
 
@@ -18,23 +21,11 @@ std::int64_t blocks_in(std::int64_t rows) {
   return (rows + quant_block - 1) / quant_block;
 }
 
-/// Quantized values, scales and mean of one KV head of one sequence, as offsets in bytes.
-struct StoreLayout {
-  std::size_t k_quantized = 0;
-  std::size_t v_quantized = 0;
-  std::size_t k_scales = 0;
-  std::size_t v_scales = 0;
-  std::size_t sums = 0;  ///< K's channel sums, by block
-  std::size_t mean = 0;
-  std::size_t bytes = 0;
-};
-
-StoreLayout store_layout(const Problem& p) {
-  StoreLayout l;
+EightBitStore store_layout(const Problem& p) {
+  EightBitStore l;
   const auto take = [&l](std::int64_t bytes) {
     const std::size_t at = l.bytes;
-    l.bytes +=
-        (static_cast<std::size_t>(bytes) + scratch_alignment - 1) / scratch_alignment * scratch_alignment;
+    l.bytes += whole_lines(static_cast<std::size_t>(bytes));
     return at;
   };
   const std::int64_t rows = blocks_in(p.rows_k) * quant_block;
@@ -47,47 +38,27 @@ StoreLayout store_layout(const Problem& p) {
   return l;
 }
 
-/// Whether every thread takes whole KV heads, which needs no waiting; else all threads share one head at a
-/// time. The stores of all threads together are then never larger than the quantized values of all of K and
-/// V.
-bool heads_go_round(const Problem& p, const Config& config) {
-  return p.heads_kv * (p.packed_k ? 1 : p.batch) >= config.threads;
-}
-
 bool needs_maxima(const Recipe& r) {
   return r.qk_scales <= ScaleGroup::head || (r.pv != OperandType::input && r.v_scales <= ScaleGroup::head);
-}
-
-/// Largest magnitudes by (batch, head), for scales of a head or of the tensor.
-std::size_t maxima_floats(const Problem& p, const Config& config) {
-  return needs_maxima(config.recipe) ? static_cast<std::size_t>(p.batch * (p.heads_q + 2 * p.heads_kv)) : 0;
-}
-
-std::size_t tile_bytes(const Problem& p) {
-  return eight_bit_scratch(p.head_dim_qk, p.head_dim_v).floats * sizeof(float);
-}
-
-std::size_t thread_bytes(const Problem& p, const Config& config) {
-  return tile_bytes(p) + (heads_go_round(p, config) ? store_layout(p).bytes : 0);
 }
 
 /// One call: what its threads share.
 struct Run {
   const Problem& p;
-  const Config& config;
+  const EightBitPlan& plan;
   const Recipe& recipe;
-  const QuantizeKernel& quantizer;
-  StoreLayout layout;
-  std::byte* tiles;   ///< a tile's scratch for each thread, and its store where heads go round
+  const Kernels& kernels;
+  const EightBitStore& layout;
+  std::byte* tiles;   ///< a tile's scratch for each thread, and its store where threads take whole heads
   std::byte* shared;  ///< the store of all threads where they do not
   float *q_largest, *k_largest, *v_largest;  ///< by (batch, head); null where no scale needs them
   Stop* stop;                                ///< may be null
 
   [[nodiscard]] bool stops() const { return stop != nullptr && stop->wanted(); }
   [[nodiscard]] std::byte* scratch() const {
-    return tiles + static_cast<std::size_t>(omp_get_thread_num()) * thread_bytes(p, config);
+    return tiles + static_cast<std::size_t>(omp_get_thread_num()) * plan.thread_bytes;
   }
-  [[nodiscard]] std::byte* store() const { return shared != nullptr ? shared : scratch() + tile_bytes(p); }
+  [[nodiscard]] std::byte* store() const { return shared != nullptr ? shared : scratch() + plan.tile_bytes; }
   [[nodiscard]] float* rows_scratch() const {
     return reinterpret_cast<float*>(scratch()) + eight_bit_scratch(p.head_dim_qk, p.head_dim_v).k;
   }
@@ -149,7 +120,7 @@ void sum_block(const Head& h, std::int64_t block) {
   if (block % keys.step() != 0) return;
   float* const sums = h.at<float>(h.run.layout.sums) + block * p.head_dim_qk;
   std::memset(sums, 0, static_cast<std::size_t>(p.head_dim_qk) * sizeof(float));
-  keys.add(h.run.quantizer, block, sums, [&](std::int64_t first, std::int64_t count) {
+  keys.add(h.run.kernels.quantize, block, sums, [&](std::int64_t first, std::int64_t count) {
     return rows_of(h.run, p.k, h.b, h.kv_head, h.keys(), first, count, p.head_dim_qk);
   });
 }
@@ -217,23 +188,23 @@ void quantize_block(const Head& h, std::int64_t block) {
   const Problem& p = run.p;
   const Recipe& r = run.recipe;
   const std::int64_t first = block * quant_block;
-  run.quantizer.quantize(k_rows(h, block),
-                         {.type = r.qk,
-                          .group = r.qk_scales,
-                          .largest = largest_of(run, run.k_largest, r.qk_scales, p.heads_kv, h.b, h.kv_head),
-                          .out = h.at<std::uint8_t>(run.layout.k_quantized) + first * p.head_dim_qk,
-                          .out_stride = p.head_dim_qk,
-                          .scales = h.at<float>(run.layout.k_scales) + first,
-                          .nan_markers = true});
+  run.kernels.quantize.quantize(
+      k_rows(h, block), {.type = r.qk,
+                         .group = r.qk_scales,
+                         .largest = largest_of(run, run.k_largest, r.qk_scales, p.heads_kv, h.b, h.kv_head),
+                         .out = h.at<std::uint8_t>(run.layout.k_quantized) + first * p.head_dim_qk,
+                         .out_stride = p.head_dim_qk,
+                         .scales = h.at<float>(run.layout.k_scales) + first,
+                         .nan_markers = true});
   if (r.pv == OperandType::input) return;
   const std::int64_t scale = r.v_scales == ScaleGroup::channel ? block * p.head_dim_v : first;
-  run.quantizer.quantize(v_rows(h, block),
-                         {.type = r.pv,
-                          .group = r.v_scales,
-                          .largest = largest_of(run, run.v_largest, r.v_scales, p.heads_kv, h.b, h.kv_head),
-                          .out = h.at<std::uint8_t>(run.layout.v_quantized) + first * p.head_dim_v,
-                          .out_stride = p.head_dim_v,
-                          .scales = h.at<float>(run.layout.v_scales) + scale});
+  run.kernels.quantize.quantize(
+      v_rows(h, block), {.type = r.pv,
+                         .group = r.v_scales,
+                         .largest = largest_of(run, run.v_largest, r.v_scales, p.heads_kv, h.b, h.kv_head),
+                         .out = h.at<std::uint8_t>(run.layout.v_quantized) + first * p.head_dim_v,
+                         .out_stride = p.head_dim_v,
+                         .scales = h.at<float>(run.layout.v_scales) + scale});
 }
 
 std::int64_t tiles_of(const Head& h) {
@@ -284,7 +255,7 @@ void run_tile(const Head& h, std::int64_t unit) {
   tile.k_scales = h.at<const float>(run.layout.k_scales);
   tile.v_quantized = h.at<const std::uint8_t>(run.layout.v_quantized);
   tile.v_scales = h.at<const float>(run.layout.v_scales);
-  eight_bit_kernel(run.config.target).run(tile);
+  run.kernels.eight_bit.run(tile);
 }
 
 /// One KV head on the calling thread alone.
@@ -326,8 +297,8 @@ void find_maxima(const Head& h) {
   float k = 0.0F;
   float v = 0.0F;
   for (std::int64_t block = 0; block < blocks && !run.stops(); ++block) {
-    k = std::max(k, run.quantizer.largest(k_rows(h, block)));
-    v = std::max(v, run.quantizer.largest(v_rows(h, block)));
+    k = std::max(k, run.kernels.quantize.largest(k_rows(h, block)));
+    v = std::max(v, run.kernels.quantize.largest(v_rows(h, block)));
   }
   run.k_largest[h.b * p.heads_kv + h.kv_head] = k;
   run.v_largest[h.b * p.heads_kv + h.kv_head] = v;
@@ -337,7 +308,7 @@ void find_maxima(const Head& h) {
     for (std::int64_t block = 0; block < blocks_in(q_rows.used); ++block) {
       QuantizeRows rows = block_of(run, p.q, h.b, head, q_rows, block, p.head_dim_qk);
       rows.rotate = run.recipe.rotate_qk;
-      q = std::max(q, run.quantizer.largest(rows));
+      q = std::max(q, run.kernels.quantize.largest(rows));
     }
     run.q_largest[h.b * p.heads_q + head] = q;
   }
@@ -345,30 +316,38 @@ void find_maxima(const Head& h) {
 
 }  // namespace
 
-std::size_t eight_bit_workspace_bytes(const Problem& p, const Config& config) {
-  const std::size_t maxima = (maxima_floats(p, config) * sizeof(float) + scratch_alignment - 1) /
-                             scratch_alignment * scratch_alignment;
-  return static_cast<std::size_t>(config.threads) * thread_bytes(p, config) +
-         (heads_go_round(p, config) ? 0 : store_layout(p).bytes) + maxima + scratch_alignment;
+EightBitPlan plan_eight_bit(const Problem& p, const Config& config) {
+  EightBitPlan plan{.store = store_layout(p)};
+  plan.whole_heads = p.heads_kv * (p.packed_k ? 1 : p.batch) >= config.threads;
+  plan.tile_bytes = eight_bit_scratch(p.head_dim_qk, p.head_dim_v).floats * sizeof(float);
+  plan.thread_bytes = plan.tile_bytes + (plan.whole_heads ? plan.store.bytes : 0);
+  plan.maxima_at = static_cast<std::size_t>(config.threads) * plan.thread_bytes +
+                   (plan.whole_heads ? 0 : plan.store.bytes);
+  plan.needs_maxima = needs_maxima(config.recipe);
+  const std::int64_t maxima = plan.needs_maxima ? p.batch * (p.heads_q + 2 * p.heads_kv) : 0;
+  plan.workspace_bytes =
+      plan.maxima_at + whole_lines(static_cast<std::size_t>(maxima) * sizeof(float)) + scratch_alignment;
+  return plan;
 }
 
-void eight_bit_forward(const Problem& p, const Config& config, std::span<std::byte> workspace, Stop* stop) {
-  std::byte* const base = align_scratch(workspace.data());
-  const bool round = heads_go_round(p, config);
-  std::byte* const shared = base + static_cast<std::size_t>(config.threads) * thread_bytes(p, config);
+void eight_bit_forward(const Plan& call, const Problem& p, std::byte* workspace, Stop* stop) {
+  const Config& config = call.config;
+  const auto& plan = std::get<EightBitPlan>(call.pass);
+  std::byte* const base = align_scratch(workspace);
   Run run{.p = p,
-          .config = config,
+          .plan = plan,
           .recipe = config.recipe,
-          .quantizer = quantize_kernel(config.target),
-          .layout = store_layout(p),
+          .kernels = kernels(config.target),
+          .layout = plan.store,
           .tiles = base,
-          .shared = round ? nullptr : shared,
+          .shared = plan.whole_heads ? nullptr
+                                     : base + static_cast<std::size_t>(config.threads) * plan.thread_bytes,
           .q_largest = nullptr,
           .k_largest = nullptr,
           .v_largest = nullptr,
           .stop = stop};
-  if (needs_maxima(config.recipe)) {
-    run.q_largest = reinterpret_cast<float*>(shared + (round ? 0 : run.layout.bytes));
+  if (plan.needs_maxima) {
+    run.q_largest = reinterpret_cast<float*>(base + plan.maxima_at);
     run.k_largest = run.q_largest + p.batch * p.heads_q;
     run.v_largest = run.k_largest + p.batch * p.heads_kv;
   }
@@ -376,9 +355,9 @@ void eight_bit_forward(const Problem& p, const Config& config, std::span<std::by
   const auto head_at = [&](std::int64_t n) {
     return Head{.run = run, .b = n / p.heads_kv, .kv_head = n % p.heads_kv, .store = run.store()};
   };
-  if (needs_maxima(config.recipe)) {
+  if (plan.needs_maxima) {
     // Where there is one store for all, one thread does it.
-#pragma omp parallel for num_threads(round ? config.threads : 1) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(plan.whole_heads ? config.threads : 1) schedule(dynamic, 1)
     for (std::int64_t n = 0; n < heads; ++n) find_maxima(head_at(n));
   }
 
@@ -387,7 +366,7 @@ void eight_bit_forward(const Problem& p, const Config& config, std::span<std::by
     // Before the tiles: should cu_seqlens hold nonsense, unused rows may overlap used ones.
 #pragma omp for schedule(static)
     for (std::int64_t b = 0; b <= p.batch; ++b) clear_unused(p, b);
-    if (round) {
+    if (plan.whole_heads) {
 #pragma omp for schedule(dynamic, 1)
       for (std::int64_t n = 0; n < heads; ++n) run_head(head_at(n));
     } else {

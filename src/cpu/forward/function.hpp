@@ -24,7 +24,7 @@ static_assert(sizeof(MaskedRows) == masked_rows_bytes);
 struct FunctionMemory {
   [[gnu::always_inline]] static FunctionMemory at(const ForwardTile& t, const ForwardScratch& layout,
                                                   int stripe, int vec) {
-    const FunctionScratch s = function_scratch(*t.functions, t.block_q, t.block_k);
+    const FunctionScratch s = function_scratch(t.functions->words, t.block_q, t.block_k);
     std::byte* const base = t.scratch + layout.bytes;
     const int index = stripe * stripe_vecs + vec;
     return {reinterpret_cast<float*>(base + s.memory), reinterpret_cast<MaskedRows*>(base + s.rows) + index,

@@ -198,12 +198,11 @@ constexpr int masked_rows_bytes = 16;  ///< of a MaskedRows
   return block_k + 8;
 }
 
-[[gnu::always_inline]] inline FunctionScratch function_scratch(const TileFunctions& functions, int block_q,
-                                                               int block_k) {
+[[gnu::always_inline]] inline FunctionScratch function_scratch(std::int64_t words, int block_q, int block_k) {
   const auto lines = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
   const auto registers = static_cast<std::size_t>(block_q / least_lanes);
   FunctionScratch s;
-  s.rows = lines(static_cast<std::size_t>(functions.words) * sizeof(float));
+  s.rows = lines(static_cast<std::size_t>(words) * sizeof(float));
   s.seen = s.rows + lines(registers * masked_rows_bytes);
   s.bytes =
       s.seen + lines(registers * static_cast<std::size_t>(seen_stride(block_k)) * sizeof(std::uint16_t));

@@ -128,9 +128,10 @@ Interval operation(const ProgramStep& step, const Interval& a, const Interval& b
 }
 
 /// What a step may be, out of those before it.
-Interval value_of(const ProgramStep& step, const PairRange& range, const Interval* values) {
+Interval value_of(const FunctionProgram& mask, const ProgramStep& step, const PairRange& range,
+                  const Interval* values) {
   if (step.arguments == 0) return leaf(step, range);
-  if (step.op == FunctionOp::read) return elements(*step.tensor, step, values);
+  if (step.op == FunctionOp::read) return elements(mask.tensors[step.captured], step, values);
   if (step.type == FunctionType::real || step.from == FunctionType::real) return unknown(step.type);
   const auto argument = [&](int i) { return i < step.arguments ? values[step.args[i].step] : Interval{}; };
   return operation(step, argument(0), argument(1), argument(2));
@@ -142,7 +143,9 @@ Visible visible_of(const FunctionProgram& mask, const PairRange& range) {
   // An array of Interval would be cleared first, all 8 KiB of it, which takes longer than most masks.
   alignas(Interval) std::byte memory[Function::max_nodes * sizeof(Interval)];
   auto* const values = reinterpret_cast<Interval*>(memory);
-  for (int n = 0; n < mask.count; ++n) std::construct_at(values + n, value_of(mask.steps[n], range, values));
+  for (int n = 0; n < mask.count; ++n) {
+    std::construct_at(values + n, value_of(mask, mask.steps[n], range, values));
+  }
   const Interval result = values[mask.value.step];
   return !result.single() ? Visible::some : (result.low != 0 ? Visible::all : Visible::none);
 }

@@ -268,7 +268,8 @@ FunctionSource distances_of(const ProgramValue& v, std::int32_t by_key, const Di
   return {made, vec_lanes, false};
 }
 
-void run_by_distance(const ProgramStep& step, const FunctionPlace& place, float* memory) {
+void run_by_distance(const FunctionProgram& program, const ProgramStep& step, const FunctionPlace& place,
+                     float* memory) {
   const DistanceRegisters registers(place.keys);
   float made[2][function_keys + function_lanes];
   FunctionSource sources[4] = {};
@@ -279,12 +280,14 @@ void run_by_distance(const ProgramStep& step, const FunctionPlace& place, float*
   const std::int64_t first = registers.first * vec_lanes;
   float* const result = memory + step.result.offset + first;
   float* const high = memory + step.result.high + first;
-  if (step.op == FunctionOp::read) return read_tensor(*step.tensor, sources, registers.count, result, high);
+  if (step.op == FunctionOp::read)
+    return read_tensor(program.tensors[step.captured], sources, registers.count, result, high);
   run_step({step, sources[0], sources[1], sources[2], result, high, vec_lanes, registers.count});
 }
 
 /// A step whose keys are in lanes, or that is computed once for all keys, or for each.
-void run_by_key(const ProgramStep& step, const FunctionPlace& place, float* memory) {
+void run_by_key(const FunctionProgram& program, const ProgramStep& step, const FunctionPlace& place,
+                float* memory) {
   float* const result = memory + step.result.offset;
   float* const high = memory + step.result.high;
   if (step.arguments == 0) return run_leaf(step, place, result, high);
@@ -297,7 +300,8 @@ void run_by_key(const ProgramStep& step, const FunctionPlace& place, float* memo
     // Where keys are in lanes, those of an argument are, too.
     if (by_keys && sources[i].broadcast) sources[i] = {sources[i].p, vec_lanes, false};
   }
-  if (step.op == FunctionOp::read) return read_tensor(*step.tensor, sources, count, result, high);
+  if (step.op == FunctionOp::read)
+    return read_tensor(program.tensors[step.captured], sources, count, result, high);
   const bool in_place = step.result.is_score;
   run_step({step, sources[0], sources[1], sources[2], in_place ? place.scores : result, high,
             in_place ? place.score_step : vec_lanes, count});
@@ -308,7 +312,7 @@ void run_by_key(const ProgramStep& step, const FunctionPlace& place, float* memo
 void evaluate_uniform(const FunctionProgram& program, const FunctionPlace& place, float* memory) {
   for (int n = 0; n < program.count; ++n) {
     const ProgramStep& step = program.steps[n];
-    if (step.result.shape == ValueShape::uniform) run_by_key(step, place, memory);
+    if (step.result.shape == ValueShape::uniform) run_by_key(program, step, place, memory);
   }
 }
 
@@ -317,8 +321,8 @@ void evaluate(const FunctionProgram& program, const FunctionPlace& place, float*
     const ProgramStep& step = program.steps[n];
     switch (step.result.shape) {
       case ValueShape::uniform: break;
-      case ValueShape::distances: run_by_distance(step, place, memory); break;
-      default: run_by_key(step, place, memory);
+      case ValueShape::distances: run_by_distance(program, step, place, memory); break;
+      default: run_by_key(program, step, place, memory);
     }
   }
 }

@@ -137,7 +137,7 @@ class Compiler {
       step.integer = power_of_two(nodes_[at(node.args[1])]);
     }
     if (node.op == FunctionOp::read) {
-      step.tensor = &program_.tensors[node.captured];
+      step.captured = node.captured;
       const bool of_pairs = shape == ValueShape::pairs || shape == ValueShape::distances;
       if (of_pairs || node.type == FunctionType::real) program_.by_range = false;
     }

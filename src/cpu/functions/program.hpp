@@ -54,7 +54,7 @@ struct ProgramStep {
   std::int64_t integer =
       0;  ///< constant; or of floor_divide and remainder of 32 bits a divisor that is a power of two
   std::int32_t by_key[2] = {};  ///< result of distances: what the first two arguments grow by from key to key
-  const ProgramTensor* tensor = nullptr;
+  std::int16_t captured = 0;    ///< read: which of the program's tensors
 };
 
 /// The gradient of an element that a score function reads: d(logit) / d(element), and where it is.

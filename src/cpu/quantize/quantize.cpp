@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cpu/common/operand.hpp"
+#include "cpu/common/threads.hpp"
 #include "cpu/targets/kernels.hpp"
 
 namespace tandem::cpu {
@@ -111,7 +112,7 @@ struct Head {
 }  // namespace
 
 void quantize(const QuantizeProblem& problem, Target target, int wanted_threads, Stop* stop) {
-  const QuantizeKernel& kernel = quantize_kernel(target);
+  const QuantizeKernel& kernel = kernels(target).quantize;
   const std::int64_t heads = problem.batch * problem.heads;
   // No more than there are heads: the calling thread, which alone asks whether to stop, then has one too.
   const int threads = static_cast<int>(std::clamp<std::int64_t>(heads, 1, usable_threads(wanted_threads)));

@@ -1,7 +1,8 @@
 // The quantiser on the CPU.
 #pragma once
 
-#include "cpu/cpu.hpp"
+#include "cpu/common/stop.hpp"
+#include "cpu/targets/target.hpp"
 #include "problem/quantize_problem.hpp"
 
 namespace tandem::cpu {

@@ -1,18 +1,24 @@
-// The kernels of forward calls, caches and quantized values of each instruction set.
+// The kernels of each instruction set.
 #pragma once
 
+#include "cpu/backward/block.hpp"
 #include "cpu/cache/rows.hpp"
-#include "cpu/cpu.hpp"
 #include "cpu/eight_bit/tile.hpp"
 #include "cpu/forward/tile.hpp"
+#include "cpu/targets/target.hpp"
 
 namespace tandem::cpu {
 
+struct Kernels {
+  const ForwardKernel& forward;
+  const ShortKernel& few_rows;
+  const BackwardKernel& backward;
+  const QuantizeKernel& quantize;
+  const EightBitKernel& eight_bit;
+  const CacheKernel& cache;
+};
+
 /// `target` is available.
-const ForwardKernel& forward_kernel(Target target);
-const ShortKernel& short_kernel(Target target);
-const QuantizeKernel& quantize_kernel(Target target);
-const EightBitKernel& eight_bit_kernel(Target target);
-const CacheKernel& cache_kernel(Target target);
+const Kernels& kernels(Target target);
 
 }  // namespace tandem::cpu

@@ -1,13 +1,35 @@
-// Which instruction sets this build contains and this processor runs, and which one a call takes.
+#include "cpu/targets/target.hpp"
+
 #include <cstdlib>
 #include <string>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
-#include "cpu/cpu.hpp"
+#include "cpu/targets/kernels.hpp"
+#include "tandem/error.hpp"
 
 namespace tandem::cpu {
+
+namespace portable {
+extern const Kernels all_kernels;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const Kernels all_kernels;
+}
+namespace avx512 {
+extern const Kernels all_kernels;
+}
+namespace avx512_bf16 {
+extern const Kernels all_kernels;
+}
+#elif defined(__aarch64__)
+namespace neon {
+extern const Kernels all_kernels;
+}
+#endif
+
 namespace {
 
 constexpr Target all_targets[] = {Target::portable, Target::avx2, Target::avx512, Target::avx512_bf16,
@@ -80,6 +102,19 @@ Target best_target() {
     if (available(target)) best = target;
   }
   return best;
+}
+
+const Kernels& kernels(Target target) {
+  switch (target) {
+#if defined(__x86_64__)
+    case Target::avx2: return avx2::all_kernels;
+    case Target::avx512: return avx512::all_kernels;
+    case Target::avx512_bf16: return avx512_bf16::all_kernels;
+#elif defined(__aarch64__)
+    case Target::neon: return neon::all_kernels;
+#endif
+    default: return portable::all_kernels;
+  }
 }
 
 }  // namespace tandem::cpu

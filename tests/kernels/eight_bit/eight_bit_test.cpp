@@ -39,8 +39,9 @@ Expected expect(harness::Call& call, const Recipe& recipe) {
   const Problem problem = make_problem(call.forward_args());
   cpu::Config config = cpu::choose(problem, 1);
   config.recipe = recipe;
-  std::vector<std::byte> workspace(cpu::workspace_bytes(problem, config));
-  cpu::forward(problem, config, workspace);
+  const cpu::Plan plan(problem, config);
+  std::vector<std::byte> workspace(plan.workspace_bytes);
+  cpu::run(plan, workspace);
   return {.out = call.out.values(), .lse = call.lse.values()};
 }
 

@@ -1,0 +1,15 @@
+// Which instruction sets this build contains and this processor runs, and which one a call takes.
+#pragma once
+
+namespace tandem::cpu {
+
+/// Instruction sets that the kernels are built for, best last.
+enum class Target : int { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, neon = 4 };
+
+const char* name_of(Target target);
+/// Whether this processor can run `target` and this build contains it.
+bool available(Target target);
+/// The best available target; TANDEM_CPU_TARGET (a name) overrides it and is an Error if not available.
+Target best_target();
+
+}  // namespace tandem::cpu
