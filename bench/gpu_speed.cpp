@@ -38,6 +38,8 @@
 #include "api/make_problem.hpp"
 #include "cpu/common/convert.hpp"
 #include "gpu/device.hpp"
+#include "gpu/eight_bit_forward_params.hpp"
+#include "gpu/quantize_params.hpp"
 #include "gpu/run.hpp"
 #include "gpu_check.hpp"
 #include "kernels/config/fields.hpp"
@@ -121,11 +123,11 @@ std::vector<std::int64_t> parse_lengths(const std::string& text) {
 }
 
 /// What the pass of that name times of an 8-bit call.
-bool is_timed(gpu::Kernel kernel, const std::string& pass) {
-  using enum gpu::Kernel;
-  if (pass == "quantize") return kernel != eight_bit_forward;
-  return pass != "quantized" ||
-         (kernel != mean_of_keys && kernel != gpu::Kernel::quantize && kernel != arrange_quantized);
+bool is_timed(const gpu::KernelSpec* kernel, const std::string& pass) {
+  namespace kernels = gpu::kernels;
+  if (pass == "quantize") return kernel != &kernels::eight_bit_forward;
+  return pass != "quantized" || (kernel != &kernels::mean_of_keys && kernel != &kernels::quantize &&
+                                 kernel != &kernels::arrange_quantized);
 }
 
 /// The steps that the pass times. One after a step that is left out does not start under it.

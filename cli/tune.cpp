@@ -7,7 +7,7 @@
 
 #include "command.hpp"
 #include "gpu/describe.hpp"
-#include "gpu/kernel_name.hpp"
+#include "gpu/kernel_spec.hpp"
 #include "inputs.hpp"
 #include "report.hpp"
 #include "supervise.hpp"

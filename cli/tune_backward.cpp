@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "api/make_problem.hpp"
+#include "gpu/backward_params.hpp"
 #include "gpu/run.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/plan_gpu.hpp"
@@ -61,7 +62,7 @@ RaceCourse course_of(const TuneShape& s, const std::vector<BackwardConfig>& conf
   const Problem p = make_problem(args, tandem::Memory::present);
   std::size_t workspace = 0;
   for (const BackwardConfig& config : configs) {
-    course.kernels.push_back(gpu::kernel_name(gpu::kernel_of(config), config));
+    course.kernels.push_back(gpu::kernel_of(config).name(config));
     const gpu::KernelConfig wanted = config;
     memory->steps.push_back(*plan_gpu(p, &wanted).gpu);
     workspace = std::max(workspace, memory->steps.back().workspace.bytes());

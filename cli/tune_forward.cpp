@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "api/make_problem.hpp"
+#include "gpu/forward_params.hpp"
 #include "gpu/run.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/plan_gpu.hpp"
@@ -50,7 +51,7 @@ RaceCourse course_of(const TuneShape& s, const std::vector<ForwardConfig>& confi
   const Problem p = make_problem(args, tandem::Memory::present);
   std::size_t workspace = 0;
   for (const ForwardConfig& config : configs) {
-    course.kernels.push_back(gpu::kernel_name(config));
+    course.kernels.push_back(gpu::kernel_of(config).name(config));
     const gpu::KernelConfig wanted = config;
     memory->steps.push_back(*plan_gpu(p, &wanted).gpu);
     workspace = std::max(workspace, memory->steps.back().workspace.bytes());

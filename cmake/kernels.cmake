@@ -24,7 +24,8 @@ if(TANDEM_NVRTC)
   # The library's own sources but those that compute, with its flags, so that the compiler cache has them. It is built
   # even where nothing is shipped, so that it cannot go stale.
   add_library(tandem_kernel_compiler OBJECT gpu/append_params.cpp gpu/backward_params.cpp gpu/cache.cpp gpu/compiler.cpp
-    gpu/device.cpp gpu/driver.cpp gpu/forward_params.cpp gpu/function_source.cpp gpu/kernel_name.cpp gpu/kernels.cpp gpu/nvrtc.cpp gpu/param_fields.cpp gpu/eight_bit_forward_params.cpp
+    gpu/device.cpp gpu/driver.cpp gpu/forward_params.cpp gpu/function_source.cpp gpu/kernel_spec.cpp gpu/kernels.cpp gpu/nvrtc.cpp gpu/pack_params.cpp gpu/param_fields.cpp gpu/eight_bit_forward_params.cpp
+    gpu/quantize_params.cpp gpu/step_params.cpp
     gpu/shipped.cpp gpu/shipped_none.cpp gpu/sources.cpp gpu/tensor_map.cpp problem/effective.cpp problem/fmt.cpp problem/log.cpp plan/backward_plan.cpp plan/facts.cpp plan/forward_explain.cpp plan/forward_legality.cpp plan/forward_plan.cpp plan/portable_set.cpp plan/sm80_backward_plan.cpp plan/sm80_forward_plan.cpp
     plan/append_plan.cpp plan/quantize_plan.cpp plan/eight_bit_plan.cpp ${TANDEM_EMBEDDED_SOURCES})
   target_include_directories(tandem_kernel_compiler PUBLIC ${PROJECT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR})

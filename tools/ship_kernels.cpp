@@ -19,9 +19,14 @@
 #include <thread>
 #include <vector>
 
+#include "gpu/append_params.hpp"
 #include "gpu/backward_params.hpp"
 #include "gpu/cache.hpp"
-#include "gpu/kernel_name.hpp"
+#include "gpu/eight_bit_forward_params.hpp"
+#include "gpu/forward_params.hpp"
+#include "gpu/kernel_spec.hpp"
+#include "gpu/pack_params.hpp"
+#include "gpu/quantize_params.hpp"
 #include "gpu/shipped.hpp"
 #include "plan/append_plan.hpp"
 #include "plan/backward_plan.hpp"
@@ -48,7 +53,7 @@ struct Item {
 std::vector<Item> items_to_compile() {
   std::vector<Item> items;
   for (const ForwardConfig& config : shipped_forward_configs()) {
-    items.emplace_back(gpu::kernel_name(config), forward_objection(config));
+    items.emplace_back(gpu::kernel_of(config).name(config), forward_objection(config));
   }
   std::vector<gpu::KernelName> shared;  // kernels that serve several Configs
   const auto add_once = [&](const gpu::KernelName& name) {
@@ -57,31 +62,34 @@ std::vector<Item> items_to_compile() {
     items.emplace_back(name, "");
   };
   for (const ForwardConfig& config : shipped_forward_configs()) {
-    if (config.schedule.split) add_once(gpu::kernel_name(gpu::Kernel::combine, combine_config(config)));
+    if (config.schedule.split) add_once(gpu::kernels::combine.name(combine_config(config)));
   }
   for (const BackwardConfig& config : shipped_backward_configs()) {
-    items.emplace_back(gpu::kernel_name(gpu::Kernel::backward, config), backward_objection(config));
-    for (const gpu::Kernel kernel : {gpu::Kernel::backward_preprocess, gpu::Kernel::backward_convert}) {
-      add_once(gpu::kernel_name(kernel, gpu::backward_rows_config(config)));
+    items.emplace_back(gpu::kernels::backward.name(config), backward_objection(config));
+    for (const gpu::KernelSpec* kernel :
+         {&gpu::kernels::backward_preprocess, &gpu::kernels::backward_convert}) {
+      add_once(kernel->name(gpu::backward_rows_config(config)));
     }
     if (!config.f32_dk_dv) continue;
     BackwardConfig all = config;
     all.f32_dq = true;
-    add_once(gpu::kernel_name(gpu::Kernel::backward_convert, gpu::backward_convert_config(all)));
+    add_once(gpu::kernels::backward_convert.name(gpu::backward_convert_config(all)));
   }
   for (const QuantizeConfig& config : shipped_quantize_configs()) {
-    items.emplace_back(gpu::kernel_name(gpu::Kernel::quantize, config), "");
-    add_once(gpu::kernel_name(gpu::Kernel::mean_of_keys, mean_config(config)));
+    items.emplace_back(gpu::kernels::quantize.name(config), "");
+    add_once(gpu::kernels::mean_of_keys.name(mean_config(config)));
   }
   for (const EightBitConfig& config : shipped_eight_bit_configs()) {
-    items.emplace_back(gpu::kernel_name(config), eight_bit_objection(config));
+    items.emplace_back(gpu::kernels::eight_bit_forward.name(config), eight_bit_objection(config));
   }
   for (const AppendConfig& config : shipped_append_configs()) {
-    items.emplace_back(gpu::kernel_name(config), "");
+    items.emplace_back(gpu::kernels::append.name(config), "");
   }
-  for (const MergeConfig& config : shipped_merge_configs()) items.emplace_back(gpu::kernel_name(config), "");
+  for (const MergeConfig& config : shipped_merge_configs()) {
+    items.emplace_back(gpu::kernels::merge.name(config), "");
+  }
   for (const bool paired : {false, true}) {
-    items.emplace_back(gpu::kernel_name(PackConfig{.paired = paired}), "");
+    items.emplace_back(gpu::kernels::pack.name(PackConfig{.paired = paired}), "");
   }
   for (gpu::KernelName& name : portable_kernels()) items.emplace_back(std::move(name), "");
   return items;

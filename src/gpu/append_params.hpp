@@ -2,7 +2,7 @@
 // the emulator's tests use it too.
 #pragma once
 
-#include "kernels/config/append.hpp"
+#include "gpu/kernel_spec.hpp"
 #include "problem/append_problem.hpp"
 #include "problem/merge_problem.hpp"
 
@@ -23,5 +23,16 @@ bool same_strides(const Operand& a, const Operand& b);
 /// Whether the parts lie at even distances. If not they are merge_most_parts at most.
 bool parts_are_even(const MergeProblem& problem);
 MergeParams make_merge_params(const MergeProblem& problem);
+
+namespace kernels {
+inline constexpr KernelSpec append{
+    .header = "kernels/common/append.cuh", .entry = "append", .block = [](const KernelConfig&) {
+      return BlockShape{.threads = append_threads, .shared_bytes = append_shared_bytes};
+    }};
+inline constexpr KernelSpec merge{
+    .header = "kernels/common/merge.cuh", .entry = "merge", .block = [](const KernelConfig&) {
+      return BlockShape{.threads = merge_threads};
+    }};
+}  // namespace kernels
 
 }  // namespace tandem::gpu

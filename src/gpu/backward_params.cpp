@@ -1,5 +1,7 @@
 #include "gpu/backward_params.hpp"
 
+#include "gpu/step_params.hpp"
+
 namespace tandem::gpu {
 namespace {
 
@@ -190,6 +192,44 @@ BackwardConfig backward_rows_config(const BackwardConfig& config) {
   c.dq_parts = defaults.dq_parts;
   c.schedule.pingpong = c.schedule.staggered = false;
   return c;
+}
+
+// The kernels around the main one read what lies before functions.
+void fill_backward(StepParams& call, const Step& /*step*/) {
+  const Problem& p = call.problem();
+  const Workspace& workspace = call.steps().workspace;
+  const auto& config = std::get<BackwardConfig>(call.steps().config);
+  const auto sm90 = [&] {
+    return make_backward_params(p, config, call.maps(), call.encode(), workspace, call.memory());
+  };
+  const auto sm80 = [&] {
+    return make_sm80_backward_params(p, config, call.maps(), workspace, call.memory());
+  };
+  if (!config.functions.given()) return config.of_sm80() ? call.fill(sm80) : call.fill(sm90);
+  const FunctionParams functions =
+      call.functions(config.functions.block_lists ? listed_query_blocks(p, config) : ListedBlocks{});
+  const auto fill = [&](const auto& make) {
+    if (!config.functions.captured_gradients) return call.fill(make);
+    call.fill([&] {
+      WithCapturedGradients<decltype(make())> params{make(), {}};
+      set_captured_gradients(p, params.gradients);
+      return params;
+    });
+  };
+  if (config.of_sm80()) return fill([&] { return with_functions(sm80(), functions); });
+  fill([&] { return WithFunctions<BackwardParams>{sm90(), functions}; });
+}
+
+void fill_clear_gradients(StepParams& call, const Step& /*step*/) {
+  call.fill([&] { return make_clear_params(call.problem()); });
+}
+
+BlockShape backward_block(const KernelConfig& config) {
+  const auto& c = std::get<BackwardConfig>(config);
+  return {.threads = c.threads(), .shared_bytes = backward_shared_bytes(c), .cluster = c.tiling.cluster};
+}
+BlockShape backward_rows_block(const KernelConfig& config) {
+  return {.threads = backward_rows_threads(std::get<BackwardConfig>(config))};
 }
 
 }  // namespace tandem::gpu

@@ -5,8 +5,8 @@
 #include <array>
 #include <cstddef>
 
+#include "gpu/kernel_spec.hpp"
 #include "gpu/param_fields.hpp"
-#include "kernels/config/backward.hpp"
 #include "kernels/config/tensor_map_spec.hpp"
 #include "problem/problem.hpp"
 
@@ -57,5 +57,55 @@ BackwardConfig backward_main_config(BackwardConfig config);
 /// Of those around it, which serve all masks; and of the one among them that writes dq.
 BackwardConfig backward_rows_config(const BackwardConfig& config);
 BackwardConfig backward_convert_config(const BackwardConfig& config);
+
+void fill_backward(StepParams& call, const Step& step);
+void fill_clear_gradients(StepParams& call, const Step& step);
+BlockShape backward_block(const KernelConfig& config);
+BlockShape backward_rows_block(const KernelConfig& config);
+
+namespace kernels {
+inline constexpr KernelSpec clear_gradients{
+    .header = "kernels/common/clear_gradients.cuh",
+    .entry = "clear_gradients",
+    .block = [](const KernelConfig&) { return BlockShape{.threads = clear_threads}; },
+    .params = fill_clear_gradients};
+inline constexpr KernelSpec list_query_blocks{.header = "kernels/common/block_lists.cuh",
+                                              .entry = "list_query_blocks",
+                                              .block =
+                                                  [](const KernelConfig&) {
+                                                    return BlockShape{.threads = list_threads,
+                                                                      .shared_bytes = list_shared_bytes};
+                                                  },
+                                              .params = fill_backward};
+inline constexpr KernelSpec backward_preprocess{.header = "kernels/common/preprocess.cuh",
+                                                .entry = "backward_preprocess",
+                                                .block = backward_rows_block,
+                                                .params = fill_backward};
+inline constexpr KernelSpec backward{.header = "kernels/sm90/backward.cuh",
+                                     .entry = "backward",
+                                     .block = backward_block,
+                                     .params = fill_backward};
+inline constexpr KernelSpec sm80_backward{.header = "kernels/sm80/backward.cuh",
+                                          .entry = "sm80_backward",
+                                          .block = backward_block,
+                                          .params = fill_backward};
+inline constexpr KernelSpec backward_convert{.header = "kernels/common/convert.cuh",
+                                             .entry = "backward_convert",
+                                             .block = backward_rows_block,
+                                             .params = fill_backward};
+inline constexpr KernelSpec backward_sink{.header = "kernels/common/convert.cuh",
+                                          .entry = "backward_sink",
+                                          .block =
+                                              [](const KernelConfig&) {
+                                                return BlockShape{.threads = backward_sink_threads,
+                                                                  .shared_bytes = backward_sink_shared_bytes};
+                                              },
+                                          .params = fill_backward};
+}  // namespace kernels
+
+/// The main kernel of the backward pass.
+inline const KernelSpec& kernel_of(const BackwardConfig& config) {
+  return config.of_sm80() ? kernels::sm80_backward : kernels::backward;
+}
 
 }  // namespace tandem::gpu

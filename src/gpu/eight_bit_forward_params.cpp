@@ -5,6 +5,7 @@
 
 #include "gpu/param_fields.hpp"
 #include "gpu/quantized_axes.hpp"
+#include "gpu/step_params.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -121,6 +122,20 @@ EightBitParams make_eight_bit_params(const Problem& p, const EightBitConfig& con
                         .q_scale_heads = 1};
   params.forward.scale = std::abs(p.scale);  // the sign is q's
   return params;
+}
+
+void fill_eight_bit_forward(StepParams& call, const Step& /*step*/) {
+  const Steps& steps = call.steps();
+  const auto& config = std::get<EightBitConfig>(steps.config);
+  call.fill([&] {
+    if (config.transpose_v) {
+      return make_caller_params(call.problem(), config, call.maps(), call.encode(), steps.multiprocessors,
+                                call.tile_counter());
+    }
+    return make_eight_bit_params(call.problem(), config,
+                                 quantized_scales(steps.recipe, steps.workspace, call.memory()), call.maps(),
+                                 call.encode(), steps.multiprocessors, call.tile_counter());
+  });
 }
 
 }  // namespace tandem::gpu

@@ -3,8 +3,6 @@
 #pragma once
 
 #include "gpu/forward_params.hpp"
-#include "kernels/config/eight_bit.hpp"
-#include "kernels/config/quantize.hpp"
 
 namespace tandem::gpu {
 
@@ -37,5 +35,19 @@ EightBitParams make_caller_params(const Problem& problem, const EightBitConfig& 
 EightBitParams make_eight_bit_params(const Problem& problem, const EightBitConfig& config,
                                      const QuantizedScales& scales, const LoadedMaps& maps,
                                      EncodeTensorMap encode, int sms, unsigned int* tile_counter);
+
+void fill_eight_bit_forward(StepParams& call, const Step& step);
+
+namespace kernels {
+inline constexpr KernelSpec eight_bit_forward{
+    .header = "kernels/sm90/eight_bit.cuh",
+    .entry = "eight_bit_forward",
+    .block =
+        [](const KernelConfig& config) {
+          const auto& c = std::get<EightBitConfig>(config);
+          return BlockShape{.threads = c.threads(), .shared_bytes = eight_bit_shared_bytes(c)};
+        },
+    .params = fill_eight_bit_forward};
+}
 
 }  // namespace tandem::gpu

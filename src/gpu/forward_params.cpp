@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "gpu/param_fields.hpp"
+#include "gpu/step_params.hpp"
 #include "kernels/config/eight_bit.hpp"
 #include "problem/effective.hpp"
 #include "problem/mixed.hpp"
@@ -274,6 +275,36 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
 std::int64_t forward_tile_count(const Problem& p, const Tiling& tiling) {
   const TileRows rows(p, tiling);
   return rows.heads * tiles_of(p.rows_q, rows.queries, p.batch, p.packed_q);
+}
+
+// `combine` and `list_blocks` read what lies before additions.
+void fill_forward(StepParams& call, const Step& /*step*/) {
+  const Problem& p = call.problem();
+  const Steps& steps = call.steps();
+  const auto& config = std::get<ForwardConfig>(steps.config);
+  SplitParts parts;
+  if (config.schedule.split || config.schedule.invariant) {
+    parts = {.out = call.at<float>(Region::part_out),
+             .sums = call.at<PartSum>(Region::part_sums),
+             .division = steps.work};
+  }
+  const ForwardParams params =
+      make_forward_params(p, config.tiling, call.maps(), config.of_sm80() ? &no_tensor_map : call.encode(),
+                          steps.multiprocessors, config.of_sm80() ? nullptr : call.tile_counter(), parts);
+  const auto fill = [&](const auto& all) { call.fill([&] { return all; }); };
+  if (!config.functions.given()) return with_params_of(config, p, params, nullptr, fill);
+  const FunctionParams functions =
+      call.functions(config.functions.block_lists ? listed_blocks(p, config.tiling) : ListedBlocks{});
+  with_params_of(config, p, params, &functions, fill);
+}
+
+BlockShape forward_block(const KernelConfig& config) {
+  const auto& c = std::get<ForwardConfig>(config);
+  return {.threads = c.threads(), .shared_bytes = forward_shared_bytes(c), .cluster = c.cluster()};
+}
+BlockShape combine_block(const KernelConfig& config) {
+  return {.threads = 32 * combine_rows,
+          .shared_bytes = combine_shared_bytes(std::get<ForwardConfig>(config))};
 }
 
 }  // namespace tandem::gpu

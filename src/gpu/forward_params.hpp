@@ -4,8 +4,8 @@
 
 #include <type_traits>
 
+#include "gpu/kernel_spec.hpp"
 #include "gpu/param_fields.hpp"
-#include "kernels/config/forward.hpp"
 #include "problem/problem.hpp"
 
 namespace tandem::gpu {
@@ -90,5 +90,42 @@ auto with_params_of(const ForwardConfig& config, const Problem& p, const Forward
 /// Tiles of the launch, or a bound where lengths are known on the device only: blocks beyond them have
 /// nothing to do.
 std::int64_t forward_tile_count(const Problem& problem, const Tiling& tiling);
+
+void fill_forward(StepParams& call, const Step& step);
+BlockShape forward_block(const KernelConfig& config);
+BlockShape combine_block(const KernelConfig& config);
+
+namespace kernels {
+inline constexpr KernelSpec forward{
+    .header = "kernels/sm90/forward.cuh", .entry = "forward", .block = forward_block, .params = fill_forward};
+inline constexpr KernelSpec forward_wide{.header = "kernels/sm90/forward_wide.cuh",
+                                         .entry = "forward_wide",
+                                         .block = forward_block,
+                                         .params = fill_forward};
+inline constexpr KernelSpec sm80_forward{.header = "kernels/sm80/forward.cuh",
+                                         .entry = "sm80_forward",
+                                         .block = forward_block,
+                                         .params = fill_forward};
+inline constexpr KernelSpec decode{
+    .header = "kernels/sm90/decode.cuh", .entry = "decode", .block = forward_block, .params = fill_forward};
+inline constexpr KernelSpec combine{.header = "kernels/common/combine.cuh",
+                                    .entry = "combine",
+                                    .block = combine_block,
+                                    .params = fill_forward};
+inline constexpr KernelSpec list_blocks{.header = "kernels/common/block_lists.cuh",
+                                        .entry = "list_blocks",
+                                        .block =
+                                            [](const KernelConfig&) {
+                                              return BlockShape{.threads = list_threads,
+                                                                .shared_bytes = list_shared_bytes};
+                                            },
+                                        .params = fill_forward};
+}  // namespace kernels
+
+/// The main kernel of the forward pass.
+inline const KernelSpec& kernel_of(const ForwardConfig& config) {
+  if (config.of_sm80()) return kernels::sm80_forward;
+  return config.by_warps() ? kernels::decode : config.wide ? kernels::forward_wide : kernels::forward;
+}
 
 }  // namespace tandem::gpu

@@ -19,14 +19,14 @@ namespace {
 
 struct Key {
   KernelConfig config;
-  Kernel kernel;
+  const KernelSpec* kernel;
   int device;
   bool operator==(const Key&) const = default;
 };
 
 struct Hash {
   std::size_t operator()(const Key& key) const {
-    auto h = static_cast<std::uint64_t>(key.device) << 8 | static_cast<std::uint64_t>(key.kernel);
+    auto h = static_cast<std::uint64_t>(key.device) << 8 | reinterpret_cast<std::uintptr_t>(key.kernel);
     std::visit(
         [&h](const auto& config) {
           for_each_field(config, [&h](const char* /*name*/, auto value) {
@@ -175,18 +175,18 @@ LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes) {
   return loaded;
 }
 
-LoadedKernel loaded_kernel(int device, Kernel kernel, const KernelConfig& config,
+LoadedKernel loaded_kernel(int device, const KernelSpec& kernel, const KernelConfig& config,
                            const CallFunctions& functions) {
   static Loaded all;
-  const Key key{.config = config, .kernel = kernel, .device = device};
+  const Key key{.config = config, .kernel = &kernel, .device = device};
   if (LoadedKernel known = all.find(key); known.function != nullptr) return known;
-  KernelName name = kernel_name(kernel, config);
+  KernelName name = kernel.name(config);
   name.architecture = architecture_of(properties(device));
   if (takes_functions(config)) name.functions = function_source(functions);
   find_kernel(name);  // several may be compiled at once, and are then loaded one by one
   const std::lock_guard lock(all.loading);
   if (LoadedKernel known = all.find(key); known.function != nullptr) return known;
-  LoadedKernel loaded = load_kernel(device, name, block_shape(kernel, config).shared_bytes);
+  LoadedKernel loaded = load_kernel(device, name, kernel.block(config).shared_bytes);
   if (takes_functions(config)) {
     loaded.use = std::make_shared<KernelUse>();
     loaded.use->name = std::move(name);

@@ -6,7 +6,7 @@
 
 #include "gpu/device.hpp"
 #include "gpu/function_source.hpp"
-#include "gpu/kernel_name.hpp"
+#include "gpu/kernel_spec.hpp"
 
 namespace tandem::gpu {
 
@@ -37,7 +37,7 @@ LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes);
 /// these, the quarter that was asked for longest ago is unloaded, once the device has done its work: not what
 /// a copy of LoadedKernel or a captured graph may still launch.
 constexpr std::size_t most_function_kernels = 256;
-LoadedKernel loaded_kernel(int device, Kernel kernel, const KernelConfig& config,
+LoadedKernel loaded_kernel(int device, const KernelSpec& kernel, const KernelConfig& config,
                            const CallFunctions& functions = {});
 
 struct LaunchShape {

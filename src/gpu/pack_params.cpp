@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "gpu/forward_params.hpp"
+#include "gpu/step_params.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -62,6 +63,23 @@ WidenParams make_widen_params(const Problem& p, const LoadedTensor& q, const Sca
           multiplies_scales(q_scale, p.k_scale) ? product : nullptr,
           as_int(p.batch),
           as_int(p.heads_kv)};
+}
+
+void fill_pack(StepParams& call, const Step& step) {
+  const Problem& p = call.problem();
+  const LoadedTensor copy = loaded_tensor(p, step.tensor);
+  const LoadedTensor source{.operand = *call.steps().sources[index_of(step.tensor)],
+                            .head_dim = copy.head_dim,
+                            .rows = copy.rows,
+                            .heads = copy.heads,
+                            .batch = copy.batch};
+  void* const target = copy.operand.data;
+  if (!std::get<PackConfig>(step.config).widens)
+    return call.fill([&] { return make_pack_params(source, target); });
+  call.fill([&] {
+    return make_widen_params(p, source, call.steps().q_scale.value_or(p.q_scale), target,
+                             call.at<float>(Region::q_scales));
+  });
 }
 
 }  // namespace tandem::gpu

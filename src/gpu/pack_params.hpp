@@ -1,8 +1,8 @@
 // Copies of tensors that TMA cannot read. Pure: needs no driver.
 #pragma once
 
+#include "gpu/kernel_spec.hpp"
 #include "gpu/param_fields.hpp"
-#include "kernels/config/pack.hpp"
 #include "problem/mixed.hpp"
 
 namespace tandem::gpu {
@@ -29,5 +29,15 @@ inline bool multiplies_scales(const Scales& q_scale, const Scales& k_scale) {
 /// Those of q in e4m3, as `problem` has it. `product` has (batch, heads_kv) numbers where multiplies_scales.
 WidenParams make_widen_params(const Problem& problem, const LoadedTensor& q, const Scales& q_scale,
                               void* target, float* product);
+
+void fill_pack(StepParams& call, const Step& step);
+
+namespace kernels {
+inline constexpr KernelSpec pack{
+    .header = "kernels/common/pack.cuh",
+    .entry = "pack",
+    .block = [](const KernelConfig&) { return BlockShape{.threads = pack_threads}; },
+    .params = fill_pack};
+}
 
 }  // namespace tandem::gpu

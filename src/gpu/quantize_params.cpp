@@ -2,6 +2,7 @@
 
 #include "gpu/param_fields.hpp"
 #include "gpu/quantized_axes.hpp"
+#include "gpu/step_params.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -178,6 +179,41 @@ ArrangeParams make_dequantize_params(const Problem& p, const Problem& dequantize
           .q_scale = {},
           .k_scale = caller_scales(p.k_scale),
           .v_scale = caller_scales(p.v_scale)};
+}
+
+void fill_dequantize(StepParams& call, const Step& /*step*/) {
+  Problem quantized = call.problem();
+  quantized.k = *call.steps().sources[index_of(Loaded::k)];
+  quantized.v = *call.steps().sources[index_of(Loaded::v)];
+  call.fill([&] { return make_dequantize_params(quantized, call.problem()); });
+}
+
+namespace {
+QuantizeParams params_of(const StepParams& call) {
+  const Steps& steps = call.steps();
+  return make_quantize_params(call.problem(), steps.recipe, steps.workspace, call.memory());
+}
+}  // namespace
+
+void fill_quantize(StepParams& call, const Step& /*step*/) {
+  call.fill([&] { return params_of(call); });
+}
+
+void fill_arrange_quantized(StepParams& call, const Step& /*step*/) {
+  call.fill([&] { return make_arrange_params(call.problem(), params_of(call)); });
+}
+
+BlockShape mean_block(const KernelConfig& config) {
+  const auto& c = std::get<QuantizeConfig>(config);
+  return {.threads = mean_threads(c), .shared_bytes = mean_shared_bytes(c)};
+}
+BlockShape quantize_block(const KernelConfig& config) {
+  return {.threads = quantize_threads,
+          .shared_bytes = quantize_shared_bytes(std::get<QuantizeConfig>(config))};
+}
+BlockShape arrange_block(const KernelConfig& config) {
+  return {.threads = quantize_threads,
+          .shared_bytes = arrange_shared_bytes(std::get<QuantizeConfig>(config))};
 }
 
 }  // namespace tandem::gpu

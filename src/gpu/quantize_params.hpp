@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "gpu/kernel_spec.hpp"
 #include "gpu/workspace.hpp"
-#include "kernels/config/quantize.hpp"
 #include "problem/problem.hpp"
 
 namespace tandem::gpu {
@@ -37,5 +37,36 @@ ArrangeParams make_arrange_params(const Problem& problem, const QuantizeParams& 
 
 /// What `dequantize` is launched with to fill the 16-bit K and V of dequantized(problem).
 ArrangeParams make_dequantize_params(const Problem& problem, const Problem& dequantized);
+
+void fill_dequantize(StepParams& call, const Step& step);
+void fill_quantize(StepParams& call, const Step& step);
+void fill_arrange_quantized(StepParams& call, const Step& step);
+BlockShape mean_block(const KernelConfig& config);
+BlockShape quantize_block(const KernelConfig& config);
+BlockShape arrange_block(const KernelConfig& config);
+
+namespace kernels {
+inline constexpr KernelSpec dequantize{
+    .header = "kernels/common/dequantize.cuh",
+    .entry = "dequantize",
+    .block = [](const KernelConfig&) { return BlockShape{.threads = quantize_threads}; },
+    .params = fill_dequantize};
+inline constexpr KernelSpec mean_of_keys{.header = "kernels/common/mean_of_keys.cuh",
+                                         .entry = "mean_of_keys",
+                                         .block = mean_block,
+                                         .params = fill_quantize};
+inline constexpr KernelSpec largest_of_groups{.header = "kernels/common/quantize.cuh",
+                                              .entry = "largest_of_groups",
+                                              .block = quantize_block,
+                                              .params = fill_quantize};
+inline constexpr KernelSpec quantize{.header = "kernels/common/quantize.cuh",
+                                     .entry = "quantize",
+                                     .block = quantize_block,
+                                     .params = fill_quantize};
+inline constexpr KernelSpec arrange_quantized{.header = "kernels/common/arrange_quantized.cuh",
+                                              .entry = "arrange_quantized",
+                                              .block = arrange_block,
+                                              .params = fill_arrange_quantized};
+}  // namespace kernels
 
 }  // namespace tandem::gpu

@@ -23,7 +23,7 @@ void launch_all(const StepList& list, const Workspace& workspace, int device, ab
                 Fill&& fill, const CallFunctions& functions = {}) {
   std::array<LoadedKernel, most_steps> kernels;
   for (std::size_t i = 0; i < list.size(); ++i) {
-    kernels[i] = loaded_kernel(device, list.all()[i].kernel, list.all()[i].config, functions);
+    kernels[i] = loaded_kernel(device, *list.all()[i].kernel, list.all()[i].config, functions);
   }
   const ContextGuard guard(device);
   const Scratch scratch(given, workspace.bytes(), stream);
@@ -31,7 +31,7 @@ void launch_all(const StepList& list, const Workspace& workspace, int device, ab
   auto params = fill(scratch.data());
   for (std::size_t i = 0; i < list.size(); ++i) {
     const Step& step = list.all()[i];
-    const BlockShape shape = block_shape(step.kernel, step.config);
+    const BlockShape shape = step.kernel->block(step.config);
     launch(kernels[i],
            {.grid = step.grid,
             .threads = static_cast<unsigned int>(shape.threads),

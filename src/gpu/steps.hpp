@@ -9,7 +9,7 @@
 #include <string>
 
 #include "gpu/forward_params.hpp"
-#include "gpu/kernel_name.hpp"
+#include "gpu/kernel_spec.hpp"
 #include "gpu/param_fields.hpp"
 #include "gpu/workspace.hpp"
 #include "problem/append_problem.hpp"
@@ -21,12 +21,12 @@ namespace tandem::gpu {
 
 /// One launch.
 struct Step {
-  Kernel kernel;
+  const KernelSpec* kernel;
   KernelConfig config;
   unsigned int grid = 1;
   bool programmatic = false;  ///< may start while the step before it ends (griddepcontrol)
   bool resident = false;      ///< starts when there is room for all of its CTAs, which wait for each other
-  Loaded tensor = Loaded::q;  ///< that Kernel::pack copies
+  Loaded tensor = Loaded::q;  ///< that kernels::pack copies
 };
 
 /// The most launches that a call has: packed q, k, v and dout, and six kernels of backward.

@@ -32,7 +32,7 @@ void set_target(const LoadedKernel& kernel, const TraceTarget& target) {
 }  // namespace
 
 KernelName traced_kernel_name(const ForwardConfig& config) {
-  KernelName name = kernel_name(config);
+  KernelName name = kernels::forward.name(config);
   name.header = "kernels/sm90/traced_forward.cuh";
   return name;
 }
@@ -40,7 +40,7 @@ KernelName traced_kernel_name(const ForwardConfig& config) {
 std::vector<std::vector<TraceRecord>> run_traced(const Problem& problem, const ForwardConfig& config,
                                                  unsigned int blocks) {
   const int device = problem.device.index;
-  const BlockShape shape = block_shape(Kernel::forward, config);
+  const BlockShape shape = kernels::forward.block(config);
   const int shared = shape.shared_bytes + trace_shared_bytes;
   if (const int most = properties(device).shared_bytes_per_block; shared > most) {
     throw Error(

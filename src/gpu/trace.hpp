@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "gpu/kernel_name.hpp"
+#include "gpu/kernel_spec.hpp"
 #include "kernels/config/trace.hpp"
 #include "problem/problem.hpp"
 

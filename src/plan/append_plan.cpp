@@ -44,7 +44,7 @@ gpu::AppendSteps append_steps(const AppendProblem& problem, const AppendConfig& 
   const std::int64_t grid = gpu::append_grid(problem, config, multiprocessors);
   if (grid > 0) {
     steps.list.add(
-        {.kernel = gpu::Kernel::append, .config = config, .grid = static_cast<unsigned int>(grid)});
+        {.kernel = &gpu::kernels::append, .config = config, .grid = static_cast<unsigned int>(grid)});
   }
   return steps;
 }
@@ -53,7 +53,8 @@ gpu::MergeSteps merge_steps(const MergeProblem& problem, const MergeConfig& conf
   gpu::MergeSteps steps{.problem = problem, .list = {}};
   const std::int64_t grid = gpu::merge_grid(problem, multiprocessors);
   if (grid > 0) {
-    steps.list.add({.kernel = gpu::Kernel::merge, .config = config, .grid = static_cast<unsigned int>(grid)});
+    steps.list.add(
+        {.kernel = &gpu::kernels::merge, .config = config, .grid = static_cast<unsigned int>(grid)});
   }
   return steps;
 }

@@ -1,4 +1,7 @@
 #include "plan/portable_set.hpp"
+#include "gpu/append_params.hpp"
+#include "gpu/forward_params.hpp"
+#include "gpu/pack_params.hpp"
 
 #include <fmt/format.h>
 
@@ -111,19 +114,19 @@ std::vector<gpu::KernelName> portable_kernels() {
     if (std::ranges::find(kernels, name) == kernels.end()) kernels.push_back(std::move(name));
   };
   for (const ForwardConfig& c : portable_forward_configs()) {
-    add(gpu::kernel_name(c));
-    if (c.schedule.split) add(gpu::kernel_name(gpu::Kernel::combine, combine_config(c)));
+    add(gpu::kernel_of(c).name(c));
+    if (c.schedule.split) add(gpu::kernels::combine.name(combine_config(c)));
   }
   for (const BackwardConfig& c : portable_backward_configs()) {
-    add(gpu::kernel_name(gpu::kernel_of(c), gpu::backward_main_config(c)));
-    add(gpu::kernel_name(gpu::Kernel::backward_preprocess, gpu::backward_rows_config(c)));
-    add(gpu::kernel_name(gpu::Kernel::backward_convert, gpu::backward_convert_config(c)));
+    add(gpu::kernel_of(c).name(gpu::backward_main_config(c)));
+    add(gpu::kernels::backward_preprocess.name(gpu::backward_rows_config(c)));
+    add(gpu::kernels::backward_convert.name(gpu::backward_convert_config(c)));
   }
-  for (const bool paired : {false, true}) add(gpu::kernel_name(PackConfig{.paired = paired}));
+  for (const bool paired : {false, true}) add(gpu::kernels::pack.name(PackConfig{.paired = paired}));
   for (const AppendConfig& c : shipped_append_configs()) {
-    if (c.to == c.from) add(gpu::kernel_name(c));
+    if (c.to == c.from) add(gpu::kernels::append.name(c));
   }
-  for (const MergeConfig& c : shipped_merge_configs()) add(gpu::kernel_name(c));
+  for (const MergeConfig& c : shipped_merge_configs()) add(gpu::kernels::merge.name(c));
   return kernels;
 }
 

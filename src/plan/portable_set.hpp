@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu/kernel_name.hpp"
+#include "gpu/kernel_spec.hpp"
 #include "plan/facts.hpp"
 
 namespace tandem {

@@ -14,8 +14,8 @@
 namespace tandem {
 namespace {
 
+namespace kernels = gpu::kernels;
 using gpu::index_of;
-using gpu::Kernel;
 using gpu::Loaded;
 using gpu::Region;
 using gpu::Steps;
@@ -41,7 +41,7 @@ void make_loadable(Steps& steps, Loaded which, MapOf&& map_of) {
   }
   if (tma_can_read(map->spec)) return;
   source = tensor.operand;
-  steps.list.add({.kernel = Kernel::pack,
+  steps.list.add({.kernel = &kernels::pack,
                   .config = gpu::pack_config(tensor),
                   .grid = grid_of(gpu::pack_grid(tensor, steps.multiprocessors)),
                   .tensor = which});
@@ -56,18 +56,18 @@ bool add_quantize_launches(gpu::StepList& list, const QuantizeConfig& config, st
                            std::int64_t items, int multiprocessors) {
   bool before = false;  // a launch that the next one may overlap the end of
   if (config.smooth_k && items_k > 0) {
-    list.add({.kernel = Kernel::mean_of_keys, .config = mean_config(config), .grid = grid_of(items_k)});
+    list.add({.kernel = &kernels::mean_of_keys, .config = mean_config(config), .grid = grid_of(items_k)});
     before = true;
   }
   if (exceeds_block(config.qk_scales) && items_k > 0) {
-    list.add({.kernel = Kernel::largest_of_groups, .config = config, .grid = grid_of(items_k)});
+    list.add({.kernel = &kernels::largest_of_groups, .config = config, .grid = grid_of(items_k)});
     before = false;  // the quantiser does not wait for it
   }
   if (items == 0) return false;
   // Thread blocks are persistent, each with the loads of its next item under way: as many as the device
   // holds.
   const std::int64_t most = std::int64_t{multiprocessors} * config.blocks_per_sm();
-  list.add({.kernel = Kernel::quantize,
+  list.add({.kernel = &kernels::quantize,
             .config = config,
             .grid = grid_of(std::min(items, most)),
             .programmatic = before});
@@ -105,11 +105,11 @@ void add_forward(Steps& steps, const ForwardConfig& config) {
   if (config.functions.block_lists) {
     const gpu::ListedBlocks listed = gpu::listed_blocks(steps.problem, config.tiling);
     steps.workspace.take(Region::block_lists, listed.bytes());
-    steps.list.add({.kernel = Kernel::list_blocks, .config = config, .grid = grid_of(listed.count)});
+    steps.list.add({.kernel = &kernels::list_blocks, .config = config, .grid = grid_of(listed.count)});
   }
-  steps.list.add({.kernel = gpu::kernel_of(config), .config = config, .grid = grid_of(work.ctas)});
+  steps.list.add({.kernel = &gpu::kernel_of(config), .config = config, .grid = grid_of(work.ctas)});
   if (work.combine_ctas == 0) return;
-  steps.list.add({.kernel = Kernel::combine,
+  steps.list.add({.kernel = &kernels::combine,
                   .config = combine_config(config),
                   .grid = grid_of(work.combine_ctas),
                   .programmatic = true});
@@ -127,7 +127,7 @@ void add_widened_queries(Steps& steps, const Problem& asked) {
                             .heads = of_problem.heads,
                             .batch = of_problem.batch};
   steps.workspace.take(Region::q, gpu::packed_bytes(q));
-  steps.list.add({.kernel = Kernel::pack,
+  steps.list.add({.kernel = &kernels::pack,
                   .config = gpu::pack_config(q, p.q.dtype == DType::f16 ? Element::f16 : Element::bf16),
                   .grid = grid_of(gpu::pack_grid(q, steps.multiprocessors)),
                   .tensor = Loaded::q});
@@ -149,7 +149,7 @@ void add_dequantize(Steps& steps, const Problem& problem, const QuantizeConfig& 
   steps.problem.k_scale = problem.k_scale;
   steps.problem.v_scale = problem.v_scale;
   const std::int64_t items = gpu::dequantize_items(problem).total();
-  if (items > 0) steps.list.add({.kernel = Kernel::dequantize, .config = config, .grid = grid_of(items)});
+  if (items > 0) steps.list.add({.kernel = &kernels::dequantize, .config = config, .grid = grid_of(items)});
 }
 
 bool add_quantizer(Steps& steps, const QuantizeConfig& config) {
@@ -158,7 +158,7 @@ bool add_quantizer(Steps& steps, const QuantizeConfig& config) {
     return add_quantize_launches(steps.list, config, items.k, items.total(), steps.multiprocessors);
   }
   if (items.total() == 0) return false;
-  steps.list.add({.kernel = Kernel::arrange_quantized, .config = config, .grid = grid_of(items.total())});
+  steps.list.add({.kernel = &kernels::arrange_quantized, .config = config, .grid = grid_of(items.total())});
   return true;
 }
 
@@ -177,7 +177,7 @@ void add_eight_bit(Steps& steps, const EightBitConfig& config, const QuantizeCon
                   [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling, Loaded::v); });
   }
   const bool quantized = !config.transpose_v && add_quantizer(steps, quantizer);
-  steps.list.add({.kernel = Kernel::eight_bit_forward,
+  steps.list.add({.kernel = &kernels::eight_bit_forward,
                   .config = config,
                   .grid = persistent_grid(tiles, steps),
                   .programmatic = quantized});
@@ -194,7 +194,7 @@ void add_backward(Steps& steps, const BackwardConfig& config) {
   const bool sinks = p.dsink != nullptr && p.heads_q > 0;
   // First, so that a grid that may start early waits for a launch behind it.
   if (captured) {
-    steps.list.add({.kernel = Kernel::clear_gradients,
+    steps.list.add({.kernel = &kernels::clear_gradients,
                     .config = BackwardConfig{},
                     .grid = grid_of(gpu::clear_grid(p, steps.multiprocessors))});
   }
@@ -208,13 +208,13 @@ void add_backward(Steps& steps, const BackwardConfig& config) {
   if (config.functions.block_lists && tiles > 0) {
     const gpu::ListedBlocks listed = gpu::listed_query_blocks(p, config);
     steps.workspace.take(Region::block_lists, listed.bytes());
-    steps.list.add({.kernel = Kernel::list_query_blocks, .config = config, .grid = grid_of(listed.count)});
+    steps.list.add({.kernel = &kernels::list_query_blocks, .config = config, .grid = grid_of(listed.count)});
   }
   const BackwardConfig rows_config = gpu::backward_rows_config(config);
   if (rows > 0)
-    steps.list.add({.kernel = Kernel::backward_preprocess, .config = rows_config, .grid = grid_of(rows)});
+    steps.list.add({.kernel = &kernels::backward_preprocess, .config = rows_config, .grid = grid_of(rows)});
   if (tiles > 0) {
-    steps.list.add({.kernel = gpu::kernel_of(config),
+    steps.list.add({.kernel = &gpu::kernel_of(config),
                     .config = gpu::backward_main_config(config),
                     .grid = grid_of(gpu::backward_grid(p, config, steps.multiprocessors)),
                     // In a fixed order CTAs wait for others. Beside another such grid, half of each being
@@ -223,13 +223,13 @@ void add_backward(Steps& steps, const BackwardConfig& config) {
                     .resident = config.schedule.deterministic});
   }
   if (rows > 0 && wants_dq) {
-    steps.list.add({.kernel = Kernel::backward_convert,
+    steps.list.add({.kernel = &kernels::backward_convert,
                     .config = gpu::backward_convert_config(config),
                     .grid = grid_of(rows),
                     .programmatic = true});
   }
   if (sinks)
-    steps.list.add({.kernel = Kernel::backward_sink, .config = rows_config, .grid = grid_of(p.heads_q)});
+    steps.list.add({.kernel = &kernels::backward_sink, .config = rows_config, .grid = grid_of(p.heads_q)});
 }
 
 gpu::QuantizeSteps quantize_steps(const QuantizeProblem& problem, const QuantizeConfig& config,

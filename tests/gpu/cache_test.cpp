@@ -1,5 +1,6 @@
 // The kernel cache: whatever happens to its files, a kernel is found whole or not at all.
 #include "gpu/cache.hpp"
+#include "gpu/forward_params.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -13,7 +14,6 @@
 #include <iterator>
 #include <thread>
 
-#include "gpu/kernel_name.hpp"
 #include "gpu/kernels.hpp"
 
 namespace tandem::gpu {
@@ -208,9 +208,9 @@ TEST(CacheKey, TellsConfigsAndCompilersApart) {
   b.stages = 3;
   const CompilerInfo old{.major = 13, .minor = 0, .path = "x"};
   const CompilerInfo other{.major = 13, .minor = 1, .path = "x"};
-  EXPECT_NE(cache_key(kernel_name(a), old), cache_key(kernel_name(b), old));
-  EXPECT_NE(cache_key(kernel_name(a), old), cache_key(kernel_name(a), other));
-  EXPECT_EQ(cache_key(kernel_name(a), old), cache_key(kernel_name(a), {13, 0, "elsewhere"}));
+  EXPECT_NE(cache_key(kernel_of(a).name(a), old), cache_key(kernel_of(b).name(b), old));
+  EXPECT_NE(cache_key(kernel_of(a).name(a), old), cache_key(kernel_of(a).name(a), other));
+  EXPECT_EQ(cache_key(kernel_of(a).name(a), old), cache_key(kernel_of(a).name(a), {13, 0, "elsewhere"}));
 }
 
 TEST(CacheKey, DependsOnWhatAKernelIncludesAlone) {
@@ -236,7 +236,7 @@ TEST(CacheKey, DependsOnWhatAKernelIncludesAlone) {
   EXPECT_EQ(digests("other").first, before.first);
   // And of the library's own: a kernel's text does not reach another's key.
   std::vector<Source> sources(device_sources().begin(), device_sources().end());
-  const std::string header = kernel_name(ForwardConfig{}).header;
+  const std::string header = kernels::forward.name(ForwardConfig{}).header;
   for (Source& source : sources) {
     if (source.name == std::string_view("kernels/common/append.cuh")) source.text = "// a comment";
   }
@@ -262,7 +262,7 @@ class FindKernel : public Cache {
     if (!directory.empty()) Cache::TearDown();
   }
   [[nodiscard]] bool found_from(Origin origin) const {
-    return in_child([&] { return find_kernel(kernel_name(config)).origin == origin; });
+    return in_child([&] { return find_kernel(kernel_of(config).name(config)).origin == origin; });
   }
 
   ForwardConfig config;  // too small for the shipped set
@@ -297,7 +297,7 @@ TEST_F(FindKernel, ThreadsThatRaceCompileOnce) {
       std::vector<std::jthread> threads;
       for (std::size_t i = 0; i < origins.size(); ++i) {
         threads.emplace_back([&, i] {
-          const FoundKernel found = find_kernel(kernel_name(config));
+          const FoundKernel found = find_kernel(kernel_of(config).name(config));
           origins[i] = found.origin;
           kernels[i] = found.kernel.get();
         });

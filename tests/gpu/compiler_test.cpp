@@ -1,9 +1,10 @@
 // NVRTC at work: it needs no GPU. Skipped, with the reason, where there is no NVRTC.
 #include "gpu/compiler.hpp"
+#include "gpu/forward_params.hpp"
 
 #include <gtest/gtest.h>
 
-#include "gpu/kernel_name.hpp"
+#include "gpu/kernel_spec.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::gpu {
@@ -70,7 +71,7 @@ TEST_F(Compiler, CompilesTheForwardKernel) {
   ForwardConfig config;
   config.tiling.head_dim_qk = config.tiling.head_dim_v = 64;
   config.tiling.block_n = 64;
-  const CompiledKernel kernel = compile(kernel_name(config));
+  const CompiledKernel kernel = compile(kernel_of(config).name(config));
   EXPECT_NE(kernel.symbol.find("forward"), std::string::npos);
   EXPECT_GT(kernel.usage.registers, 0);
   EXPECT_EQ(kernel.usage.spill_store_bytes, 0);

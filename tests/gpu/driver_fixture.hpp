@@ -9,11 +9,16 @@
 #include <vector>
 
 #include "fake/fake_driver.hpp"
+#include "gpu/append_params.hpp"
 #include "gpu/backward_params.hpp"
 #include "gpu/compiler.hpp"
 #include "gpu/device.hpp"
-#include "gpu/kernel_name.hpp"
+#include "gpu/eight_bit_forward_params.hpp"
+#include "gpu/forward_params.hpp"
+#include "gpu/kernel_spec.hpp"
 #include "gpu/kernels.hpp"
+#include "gpu/pack_params.hpp"
+#include "gpu/quantize_params.hpp"
 #include "gpu/trace.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
@@ -137,25 +142,28 @@ inline bool has_real_driver() {
 /// this one.
 inline fake::Driver& open_fake_driver() {
   static fake::Driver& opened = []() -> fake::Driver& {
-    for (const bool causal : {false, true}) find_kernel(kernel_name(config_of_calls(causal)));
-    find_kernel(kernel_name(config_of_parts()));
-    find_kernel(kernel_name(Kernel::merge, MergeConfig{.from = Stored::f32, .to = Stored::f32}));
-    find_kernel(kernel_name(sm80_config_of_calls()));
-    find_kernel(kernel_name(PackConfig{.paired = false}));
+    const auto find_forward = [](const ForwardConfig& config) {
+      find_kernel(kernel_of(config).name(config));
+    };
+    for (const bool causal : {false, true}) find_forward(config_of_calls(causal));
+    find_forward(config_of_parts());
+    find_kernel(kernels::merge.name(MergeConfig{.from = Stored::f32, .to = Stored::f32}));
+    find_forward(sm80_config_of_calls());
+    find_kernel(kernels::pack.name(PackConfig{.paired = false}));
     find_kernel(traced_kernel_name(config_of_calls()));
     for (const BackwardConfig& backward :
          {backward_config_of_calls(), sm80_backward_config_of_calls(), sm80_backward_config_of_calls(192)}) {
-      find_kernel(kernel_name(kernel_of(backward), backward));
-      for (const Kernel kernel :
-           {Kernel::backward_preprocess, Kernel::backward_convert, Kernel::backward_sink}) {
-        find_kernel(kernel_name(kernel, backward_rows_config(backward)));
+      find_kernel(kernel_of(backward).name(backward));
+      for (const KernelSpec* kernel :
+           {&kernels::backward_preprocess, &kernels::backward_convert, &kernels::backward_sink}) {
+        find_kernel(kernel->name(backward_rows_config(backward)));
       }
     }
     const Problem quantized = eight_bit_problem_of_calls();
     const QuantizeConfig quantizer = choose_quantize_config(CallFacts(quantized), int8_recipe);
-    find_kernel(kernel_name(Kernel::mean_of_keys, mean_config(quantizer)));
-    find_kernel(kernel_name(Kernel::quantize, quantizer));
-    find_kernel(kernel_name(choose_eight_bit_config(CallFacts(quantized), int8_recipe)));
+    find_kernel(kernels::mean_of_keys.name(mean_config(quantizer)));
+    find_kernel(kernels::quantize.name(quantizer));
+    find_kernel(kernels::eight_bit_forward.name(choose_eight_bit_config(CallFacts(quantized), int8_recipe)));
     void* library = dlopen(TANDEM_FAKE_DRIVER, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw std::runtime_error(dlerror());
     return *reinterpret_cast<fake::Driver* (*)()>(dlsym(library, "fake_driver_state"))();

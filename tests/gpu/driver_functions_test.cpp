@@ -9,6 +9,7 @@
 
 #include "driver_fixture.hpp"
 #include "gpu/cache.hpp"
+#include "gpu/forward_params.hpp"
 #include "gpu/launch.hpp"
 
 namespace tandem::gpu {
@@ -37,7 +38,7 @@ class FunctionKernels : public FakeDriver {
   ForwardConfig on_disk(const Functions& functions, const Function& score) const {
     ForwardConfig config = config_of_calls();
     config.functions = functions;
-    KernelName name = kernel_name(Kernel::forward, config);
+    KernelName name = kernels::forward.name(config);
     name.architecture = architecture_of(properties(1));
     name.functions = function_source({.score = &score});
     DiskCache(directory).store(cache_key(name, compiler()),
@@ -45,7 +46,7 @@ class FunctionKernels : public FakeDriver {
     return config;
   }
   LoadedKernel load(int n) const {
-    return loaded_kernel(1, Kernel::forward, on_disk(n), {.score = &function});
+    return loaded_kernel(1, kernels::forward, on_disk(n), {.score = &function});
   }
 
   const Function function = Function::parse("add(s, 1.0)", Function::Kind::score);
@@ -94,7 +95,7 @@ TEST_F(FunctionKernels, OtherNumbersLoadNoOther) {
   const auto load_of = [this](const char* text) {
     const Function f = Function::parse(text, Function::Kind::score);
     const Functions functions = functions_config({.score = &f});
-    loaded_kernel(1, Kernel::forward, on_disk(functions, f), {.score = &f});
+    loaded_kernel(1, kernels::forward, on_disk(functions, f), {.score = &f});
     return functions.digest;
   };
   const auto first = load_of("mul(s, 0.37)");
@@ -116,7 +117,7 @@ TEST_F(FunctionKernels, ThreadsThatLoadOneAtOnceLoadItOnce) {
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&] {
         started.wait();
-        loaded_kernel(1, Kernel::forward, config, {.score = &function});
+        loaded_kernel(1, kernels::forward, config, {.score = &function});
       });
     }
     go.set_value();

@@ -6,8 +6,9 @@
 #include <optional>
 #include <string_view>
 
+#include "gpu/backward_params.hpp"
+#include "gpu/forward_params.hpp"
 #include "gpu/function_source.hpp"
-#include "gpu/kernel_name.hpp"
 #include "gpu/kernels.hpp"
 #include "kernel_sample.hpp"
 #include "plan/backward_plan.hpp"
@@ -138,9 +139,9 @@ TEST_P(UsualFunctions, ForwardHasItsLocalMemory) {
     const ForwardConfig config = with_functions(choose_forward_config(CallFacts(p)), p);
     ASSERT_EQ(forward_objection(config), "");
     ASSERT_TRUE(config.functions.given());
-    expect_fast(p, kernel_name(config), GetParam().local_bytes);
+    expect_fast(p, kernel_of(config).name(config), GetParam().local_bytes);
     ASSERT_EQ(config.functions.block_lists, p.mask_function != nullptr);
-    if (config.functions.block_lists) expect_fast(p, kernel_name(Kernel::list_blocks, config), 0);
+    if (config.functions.block_lists) expect_fast(p, kernels::list_blocks.name(config), 0);
   }
 }
 
@@ -152,10 +153,10 @@ TEST_P(UsualFunctions, BackwardHasItsLocalMemory) {
     const BackwardConfig config = choose_backward_config(CallFacts(p));
     ASSERT_EQ(backward_objection(config), "");
     ASSERT_TRUE(config.functions.given());
-    expect_fast(p, kernel_name(Kernel::backward, config),
+    expect_fast(p, kernels::backward.name(config),
                 head_dim == 64 ? GetParam().backward_of_64 : GetParam().backward_of_128);
     ASSERT_EQ(config.functions.block_lists, p.mask_function != nullptr);
-    if (config.functions.block_lists) expect_fast(p, kernel_name(Kernel::list_query_blocks, config), 0);
+    if (config.functions.block_lists) expect_fast(p, kernels::list_query_blocks.name(config), 0);
   }
 }
 
@@ -178,9 +179,9 @@ TEST_P(UsualFunctions, Sm80ForwardHasItsLocalMemory) {
                        p);
     ASSERT_TRUE(config.functions.given());
     ASSERT_EQ(sm80_forward_objection(config, shared_bytes), "");
-    expect_fast(p, kernel_name(config), GetParam().sm80_local_bytes, name);
+    expect_fast(p, kernel_of(config).name(config), GetParam().sm80_local_bytes, name);
     ASSERT_EQ(config.functions.block_lists, p.mask_function != nullptr);
-    if (config.functions.block_lists) expect_fast(p, kernel_name(Kernel::list_blocks, config), 0, name);
+    if (config.functions.block_lists) expect_fast(p, kernels::list_blocks.name(config), 0, name);
   }
 }
 
@@ -193,9 +194,9 @@ TEST_P(UsualFunctions, Sm80BackwardHasItsLocalMemory) {
         CallFacts(p, {.family = Family::sm80, .shared_bytes_per_sm = shared_bytes}));
     ASSERT_TRUE(config.functions.given());
     ASSERT_EQ(sm80_backward_objection(config, shared_bytes), "");
-    expect_fast(p, kernel_name(kernel_of(config), config), 0, name);
+    expect_fast(p, kernel_of(config).name(config), 0, name);
     ASSERT_EQ(config.functions.block_lists, p.mask_function != nullptr);
-    if (config.functions.block_lists) expect_fast(p, kernel_name(Kernel::list_query_blocks, config), 0, name);
+    if (config.functions.block_lists) expect_fast(p, kernels::list_query_blocks.name(config), 0, name);
   }
 }
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "fake/fake_driver.hpp"
+#include "gpu/append_params.hpp"
 #include "gpu/describe.hpp"
 #include "gpu/device.hpp"
-#include "gpu/kernel_name.hpp"
 #include "gpu/kernels.hpp"
 #include "gpu/launch.hpp"
 #include "gpu/shipped.hpp"
@@ -35,7 +35,7 @@ const std::string& archive() {
       const std::string symbol = name.expression.substr(0, name.expression.find('<'));
       append_shipped(made, name, {.image = {text.begin(), text.end()}, .symbol = symbol, .usage = {}});
     }
-    KernelName compiled = kernel_name(MergeConfig{.from = Stored::f16, .to = Stored::f16});
+    KernelName compiled = kernels::merge.name(MergeConfig{.from = Stored::f16, .to = Stored::f16});
     compiled.architecture = "sm_120";
     append_shipped(made, compiled, {.image = {'\x7f', 'E', 'L', 'F'}, .symbol = "merge", .usage = {}});
     return made;
@@ -206,7 +206,7 @@ TEST_F(FakeDriverPortable, ADriverTooOldForThePtxIsNamed) {
 
 /// As from a cache whose files were written over: the driver alone can tell.
 TEST_F(FakeDriverPortable, AnImageForAnotherGpuIsNamed) {
-  KernelName name = kernel_name(MergeConfig{.from = Stored::f16, .to = Stored::f16});
+  KernelName name = kernels::merge.name(MergeConfig{.from = Stored::f16, .to = Stored::f16});
   name.architecture = "sm_120";
   for (const abi::Result refusal : {abi::error_no_binary_for_gpu, abi::error_invalid_image}) {
     driver->failing = "cuModuleLoadData";

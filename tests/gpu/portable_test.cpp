@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "gpu/append_params.hpp"
 #include "gpu/kernels.hpp"
 #include "gpu/shipped.hpp"
 #include "kernel_sample.hpp"
@@ -47,7 +48,7 @@ TEST(OlderCompiler, ServesAnArchitectureThatNvrtcDoesNotKnow) {
   if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
   EXPECT_EQ(why_portable("sm_86"), "");
   EXPECT_NE(why_portable("sm_999").find("does not know sm_999"), std::string::npos);
-  KernelName name = kernel_name(MergeConfig{.from = Stored::f16, .to = Stored::f16});
+  KernelName name = kernels::merge.name(MergeConfig{.from = Stored::f16, .to = Stored::f16});
   name.architecture = "sm_999";
   EXPECT_FALSE(find_shipped(name));
   EXPECT_TRUE(find_kernel(name).kernel->is_ptx());

@@ -9,8 +9,8 @@
 #include <cmath>
 #include <limits>
 
-#include "gpu/kernel_name.hpp"
 #include "gpu/kernels.hpp"
+#include "gpu/pack_params.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::cli {
@@ -21,7 +21,8 @@ constexpr std::size_t elements = 64;
 /// Compiles two small kernels before the fake driver is opened, which NVRTC would take for the real one.
 std::vector<gpu::KernelName> kernels() {
   std::vector<gpu::KernelName> names;
-  for (const bool paired : {false, true}) names.push_back(gpu::kernel_name(PackConfig{.paired = paired}));
+  for (const bool paired : {false, true})
+    names.push_back(gpu::kernels::pack.name(PackConfig{.paired = paired}));
   for (const gpu::KernelName& name : names) gpu::find_kernel(name);
   return names;
 }

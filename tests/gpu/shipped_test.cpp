@@ -1,11 +1,15 @@
 // The archive of kernels that is linked into the library, and what ptxas makes of the set that goes
 // into it.
 #include "gpu/shipped.hpp"
+#include "gpu/append_params.hpp"
+#include "gpu/eight_bit_forward_params.hpp"
+#include "gpu/forward_params.hpp"
+#include "gpu/quantize_params.hpp"
 
 #include <gtest/gtest.h>
 
 #include "gpu/backward_params.hpp"
-#include "gpu/kernel_name.hpp"
+#include "gpu/kernel_spec.hpp"
 #include "gpu/kernels.hpp"
 #include "kernel_sample.hpp"
 #include "plan/append_plan.hpp"
@@ -23,33 +27,33 @@ TEST(Shipped, HoldsEveryConfigOfTheList) {
   EXPECT_GT(shipped_kernels(), shipped_forward_configs().size() + shipped_backward_configs().size() + 2);
   for (const BackwardConfig& config : shipped_backward_configs()) {
     const BackwardConfig rows = backward_rows_config(config);
-    EXPECT_TRUE(find_shipped(kernel_name(Kernel::backward_preprocess, rows)));
-    EXPECT_TRUE(find_shipped(kernel_name(Kernel::backward_convert, rows)));
-    EXPECT_TRUE(find_shipped(kernel_name(Kernel::backward, config))) << expression_of(config);
+    EXPECT_TRUE(find_shipped(kernels::backward_preprocess.name(rows)));
+    EXPECT_TRUE(find_shipped(kernels::backward_convert.name(rows)));
+    EXPECT_TRUE(find_shipped(kernels::backward.name(config))) << expression_of(config);
     if (!config.f32_dk_dv) continue;
     BackwardConfig all = config;
     all.f32_dq = true;
-    EXPECT_TRUE(find_shipped(kernel_name(Kernel::backward_convert, backward_convert_config(all))));
+    EXPECT_TRUE(find_shipped(kernels::backward_convert.name(backward_convert_config(all))));
   }
   for (const EightBitConfig& config : shipped_eight_bit_configs()) {
-    EXPECT_TRUE(find_shipped(kernel_name(config))) << expression_of(config);
+    EXPECT_TRUE(find_shipped(kernels::eight_bit_forward.name(config))) << expression_of(config);
   }
   for (const QuantizeConfig& config : shipped_quantize_configs()) {
-    EXPECT_TRUE(find_shipped(kernel_name(Kernel::quantize, config))) << expression_of(config);
-    EXPECT_TRUE(find_shipped(kernel_name(Kernel::mean_of_keys, mean_config(config))));
+    EXPECT_TRUE(find_shipped(kernels::quantize.name(config))) << expression_of(config);
+    EXPECT_TRUE(find_shipped(kernels::mean_of_keys.name(mean_config(config))));
   }
   for (const AppendConfig& config : shipped_append_configs()) {
-    EXPECT_TRUE(find_shipped(kernel_name(config))) << expression_of(config);
+    EXPECT_TRUE(find_shipped(kernels::append.name(config))) << expression_of(config);
   }
   for (const MergeConfig& config : shipped_merge_configs()) {
-    EXPECT_TRUE(find_shipped(kernel_name(config))) << expression_of(config);
+    EXPECT_TRUE(find_shipped(kernels::merge.name(config))) << expression_of(config);
   }
   for (const ForwardConfig& config : shipped_forward_configs()) {
-    const auto kernel = find_shipped(kernel_name(config));
+    const auto kernel = find_shipped(kernel_of(config).name(config));
     ASSERT_TRUE(kernel) << expression_of(config);
     EXPECT_EQ(std::string(kernel->image.data() + 1, 3), "ELF");
     if (config.schedule.split) {
-      EXPECT_TRUE(find_shipped(kernel_name(Kernel::combine, combine_config(config))));
+      EXPECT_TRUE(find_shipped(kernels::combine.name(combine_config(config))));
     }
   }
 }
@@ -66,7 +70,7 @@ TEST(Shipped, HoldsThePortablePart) {
 TEST(Shipped, LacksWhatIsNotOnTheList) {
   ForwardConfig config;
   config.tiling.block_n = 16;
-  EXPECT_FALSE(find_shipped(kernel_name(config)));
+  EXPECT_FALSE(find_shipped(kernel_of(config).name(config)));
 }
 
 void expect_fast(const KernelName& name, int local_bytes = 0) {
@@ -102,8 +106,8 @@ class ShippedForward : public ShippedSet {};
 TEST_P(ShippedForward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
   each(shipped_forward_configs(), [](const ForwardConfig& config) {
     ASSERT_EQ(forward_objection(config), "");
-    expect_fast(kernel_name(config), forward_local_bytes_allowed(config));
-    if (config.schedule.split) expect_fast(kernel_name(Kernel::combine, combine_config(config)));
+    expect_fast(kernel_of(config).name(config), forward_local_bytes_allowed(config));
+    if (config.schedule.split) expect_fast(kernels::combine.name(combine_config(config)));
   });
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedForward, ShippedSet::groups_of(shipped_forward_configs().size()));
@@ -112,7 +116,7 @@ class ShippedEightBit : public ShippedSet {};
 TEST_P(ShippedEightBit, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
   each(shipped_eight_bit_configs(), [](const EightBitConfig& config) {
     ASSERT_EQ(eight_bit_objection(config), "");
-    expect_fast(kernel_name(config), eight_bit_local_bytes_allowed(config));
+    expect_fast(kernels::eight_bit_forward.name(config), eight_bit_local_bytes_allowed(config));
   });
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedEightBit, ShippedSet::groups_of(shipped_eight_bit_configs().size()));
@@ -121,12 +125,12 @@ class ShippedBackward : public ShippedSet {};
 TEST_P(ShippedBackward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
   each(shipped_backward_configs(), [](const BackwardConfig& config) {
     ASSERT_EQ(backward_objection(config), "");
-    expect_fast(kernel_name(Kernel::backward, config), backward_local_bytes_allowed(config));
-    expect_fast(kernel_name(Kernel::backward_preprocess, backward_rows_config(config)));
-    expect_fast(kernel_name(Kernel::backward_convert, backward_rows_config(config)));
+    expect_fast(kernels::backward.name(config), backward_local_bytes_allowed(config));
+    expect_fast(kernels::backward_preprocess.name(backward_rows_config(config)));
+    expect_fast(kernels::backward_convert.name(backward_rows_config(config)));
     BackwardConfig all = config;
     all.f32_dq = true;
-    if (config.f32_dk_dv) expect_fast(kernel_name(Kernel::backward_convert, backward_convert_config(all)));
+    if (config.f32_dk_dv) expect_fast(kernels::backward_convert.name(backward_convert_config(all)));
   });
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedBackward, ShippedSet::groups_of(shipped_backward_configs().size()));
@@ -134,21 +138,22 @@ INSTANTIATE_TEST_SUITE_P(Shipped, ShippedBackward, ShippedSet::groups_of(shipped
 class ShippedQuantiser : public ShippedSet {};
 TEST_P(ShippedQuantiser, HasTheLocalMemoryOfThePlan) {
   each(shipped_quantize_configs(), [](const QuantizeConfig& config) {
-    expect_fast(kernel_name(Kernel::quantize, config), quantize_local_bytes_allowed(config));
-    expect_fast(kernel_name(Kernel::mean_of_keys, mean_config(config)));
+    expect_fast(kernels::quantize.name(config), quantize_local_bytes_allowed(config));
+    expect_fast(kernels::mean_of_keys.name(mean_config(config)));
   });
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedQuantiser, ShippedSet::groups_of(shipped_quantize_configs().size()));
 
 class ShippedAppend : public ShippedSet {};
 TEST_P(ShippedAppend, HasNoLocalMemory) {
-  each(shipped_append_configs(), [](const AppendConfig& config) { expect_fast(kernel_name(config)); });
+  each(shipped_append_configs(),
+       [](const AppendConfig& config) { expect_fast(kernels::append.name(config)); });
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedAppend, ShippedSet::groups_of(shipped_append_configs().size()));
 
 class ShippedMerge : public ShippedSet {};
 TEST_P(ShippedMerge, HasNoLocalMemory) {
-  each(shipped_merge_configs(), [](const MergeConfig& config) { expect_fast(kernel_name(config)); });
+  each(shipped_merge_configs(), [](const MergeConfig& config) { expect_fast(kernels::merge.name(config)); });
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedMerge, ShippedSet::groups_of(shipped_merge_configs().size()));
 

@@ -2,10 +2,13 @@
 // memory.
 #include <gtest/gtest.h>
 
+#include "gpu/append_params.hpp"
 #include "gpu/backward_params.hpp"
 #include "gpu/compiler.hpp"
-#include "gpu/kernel_name.hpp"
+#include "gpu/forward_params.hpp"
+#include "gpu/kernel_spec.hpp"
 #include "gpu/kernels.hpp"
+#include "gpu/pack_params.hpp"
 #include "kernel_sample.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/sm80_backward_plan.hpp"
@@ -40,7 +43,7 @@ TEST_P(Sm80, HasNoLocalMemory) {
   for (const ForwardConfig& config : sm80_forward_configs(shared)) {
     ASSERT_EQ(sm80_forward_objection(config, shared), "") << expression_of(config);
     if (!is_in_sample(number++, 3)) continue;
-    expect_no_local_memory(kernel_name(config), GetParam());
+    expect_no_local_memory(kernel_of(config).name(config), GetParam());
   }
 }
 
@@ -51,10 +54,11 @@ TEST_P(Sm80, BackwardHasNoLocalMemory) {
   for (const BackwardConfig& config : sm80_backward_configs(shared)) {
     ASSERT_EQ(sm80_backward_objection(config, shared), "") << expression_of(config);
     if (!is_in_sample(number++, 3)) continue;
-    expect_no_local_memory(kernel_name(kernel_of(config), config), GetParam());
+    expect_no_local_memory(kernel_of(config).name(config), GetParam());
     if (!config.softcap) continue;
-    for (const Kernel beside : {Kernel::backward_preprocess, Kernel::backward_convert, Kernel::backward_sink})
-      expect_no_local_memory(kernel_name(beside, backward_rows_config(config)), GetParam());
+    for (const KernelSpec* beside :
+         {&kernels::backward_preprocess, &kernels::backward_convert, &kernels::backward_sink})
+      expect_no_local_memory(beside->name(backward_rows_config(config)), GetParam());
   }
 }
 
@@ -67,9 +71,10 @@ TEST_P(Sm80, HasTheKernelsThatAllGpusShare) {
     if (config.schedule.split) split = config;
   }
   ASSERT_TRUE(split.schedule.split);
-  const KernelName combine = kernel_name(Kernel::combine, combine_config(split));
-  for (KernelName name : {kernel_name(PackConfig{}), kernel_name(PackConfig{.paired = true}),
-                          kernel_name(AppendConfig{}), kernel_name(MergeConfig{}), combine}) {
+  const KernelName combine = kernels::combine.name(combine_config(split));
+  for (KernelName name :
+       {kernels::pack.name(PackConfig{}), kernels::pack.name(PackConfig{.paired = true}),
+        kernels::append.name(AppendConfig{}), kernels::merge.name(MergeConfig{}), combine}) {
     const int most = name == combine ? 8 : 0;
     name.architecture = GetParam().name;
     SCOPED_TRACE(name.expression);

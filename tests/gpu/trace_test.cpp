@@ -1,5 +1,6 @@
 // Kernels with timestamps: what ptxas makes of them.
 #include "gpu/trace.hpp"
+#include "gpu/forward_params.hpp"
 
 #include <gtest/gtest.h>
 
@@ -28,8 +29,8 @@ INSTANTIATE_TEST_SUITE_P(Trace, TracedForward,
                                          ForwardConfig{.tiling = widest}));
 
 TEST(TracedName, IsOfAnotherFile) {
-  EXPECT_NE(traced_kernel_name({}), kernel_name(ForwardConfig{}));
-  EXPECT_EQ(traced_kernel_name({}).expression, kernel_name(ForwardConfig{}).expression);
+  EXPECT_NE(traced_kernel_name({}), kernels::forward.name(ForwardConfig{}));
+  EXPECT_EQ(traced_kernel_name({}).expression, kernels::forward.name(ForwardConfig{}).expression);
 }
 
 }  // namespace

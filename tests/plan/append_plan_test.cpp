@@ -65,7 +65,7 @@ TEST(AppendPlan, IsOneLaunch) {
   const AppendProblem problem = append_problem();
   const gpu::AppendSteps steps = append_steps(problem, choose_append_config(problem), 132);
   ASSERT_EQ(steps.list.size(), 1U);
-  EXPECT_EQ(steps.list.begin()->kernel, gpu::Kernel::append);
+  EXPECT_EQ(steps.list.begin()->kernel, &gpu::kernels::append);
   EXPECT_EQ(steps.list.begin()->grid, 4U * 132U);
 }
 

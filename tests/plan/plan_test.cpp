@@ -1,5 +1,8 @@
 // Problem + device -> Plan.
 #include "plan/plan.hpp"
+#include "gpu/backward_params.hpp"
+#include "gpu/eight_bit_forward_params.hpp"
+#include "gpu/forward_params.hpp"
 
 #include <gtest/gtest.h>
 
@@ -284,8 +287,8 @@ unsigned persistent_ctas(const Problem& problem, int sm_limit) {
   unsigned most = 0;
   const Plan plan = make_plan(problem, {.sm_limit = sm_limit});
   for (const gpu::Step& step : plan.gpu->list) {
-    const bool persistent = step.kernel == gpu::Kernel::forward || step.kernel == gpu::Kernel::backward ||
-                            step.kernel == gpu::Kernel::eight_bit_forward;
+    const bool persistent = step.kernel == &gpu::kernels::forward || step.kernel == &gpu::kernels::backward ||
+                            step.kernel == &gpu::kernels::eight_bit_forward;
     if (persistent) most = step.grid;
   }
   return most;

@@ -6,7 +6,9 @@
 #include <string>
 
 #include "api/make_problem.hpp"
-#include "gpu/kernel_name.hpp"
+#include "gpu/backward_params.hpp"
+#include "gpu/forward_params.hpp"
+#include "gpu/kernel_spec.hpp"
 #include "plan/facts.hpp"
 #include "plan/plan.hpp"
 #include "plan/plan_gpu.hpp"
@@ -107,7 +109,7 @@ TEST(Family, IsWhatTheEnvironmentAsksFor) {
 }
 
 TEST(Family, IsPartOfTheKernelsName) {
-  const std::string name = gpu::kernel_name(config_of(call_on("A100"))).expression;
+  const std::string name = gpu::kernels::sm80_forward.name(config_of(call_on("A100"))).expression;
   EXPECT_EQ(name.rfind("tandem::sm80_forward<tandem::ForwardConfig{", 0), 0U);
   EXPECT_NE(name.find(".family = tandem::Family::sm80"), std::string::npos);
   EXPECT_EQ(gpu::architecture_of({.name = "", .major = 8, .minor = 6}), "sm_86");
@@ -198,8 +200,8 @@ TEST(Sm80Plan, ACtaHasATileAndFewQueriesShareKeys) {
   const Plan few = plan_of(call_on("RTX 4090", 128, 4));
   const auto steps = few.gpu->list.all();
   ASSERT_EQ(steps.size(), 2U);
-  EXPECT_EQ(steps[0].kernel, gpu::Kernel::sm80_forward);
-  EXPECT_EQ(steps[1].kernel, gpu::Kernel::combine);
+  EXPECT_EQ(steps[0].kernel, &gpu::kernels::sm80_forward);
+  EXPECT_EQ(steps[1].kernel, &gpu::kernels::combine);
   EXPECT_TRUE(std::get<ForwardConfig>(few.gpu->config).tiling.heads_as_rows);
 }
 
@@ -236,29 +238,29 @@ TEST(Sm80Plan, FunctionsAreCompiledIn) {
   ForwardArgs forward = call_on("A100");
   forward.mask_function = &chunked;
   const auto kernels = [](const Plan& plan) {
-    std::vector<gpu::Kernel> all;
-    for (const gpu::Step& step : plan.gpu->list.all()) all.push_back(step.kernel);
+    std::vector<std::string_view> all;
+    for (const gpu::Step& step : plan.gpu->list.all()) all.push_back(step.kernel->entry);
     return all;
   };
-  using gpu::Kernel;
-  EXPECT_EQ(kernels(plan_of(forward)), (std::vector{Kernel::list_blocks, Kernel::sm80_forward}));
+  EXPECT_EQ(kernels(plan_of(forward)), (std::vector<std::string_view>{"list_blocks", "sm80_forward"}));
   EXPECT_EQ(config_of(forward).transform, ScoreTransform::raw);
   EXPECT_NE(explain(forward).find("by lists that a kernel makes first"), std::string::npos);
   forward.mask_function = &causal;  // is the window
-  EXPECT_EQ(kernels(plan_of(forward)), std::vector{Kernel::sm80_forward});
+  EXPECT_EQ(kernels(plan_of(forward)), std::vector<std::string_view>{"sm80_forward"});
   EXPECT_TRUE(config_of(forward).mask.causal);
   EXPECT_FALSE(config_of(forward).functions.given());
   forward.mask_function = nullptr;
   forward.score_function = &twice;
-  EXPECT_EQ(kernels(plan_of(forward)), std::vector{Kernel::sm80_forward});
+  EXPECT_EQ(kernels(plan_of(forward)), std::vector<std::string_view>{"sm80_forward"});
   EXPECT_EQ(config_of(forward).transform, ScoreTransform::scaled);
   BackwardArgs backward = backward_on("RTX 4090", 64);
   backward.mask_function = &chunked;
-  EXPECT_EQ(kernels(plan_of(backward)), (std::vector{Kernel::list_query_blocks, Kernel::backward_preprocess,
-                                                     Kernel::sm80_backward, Kernel::backward_convert}));
+  EXPECT_EQ(kernels(plan_of(backward)),
+            (std::vector<std::string_view>{"list_query_blocks", "backward_preprocess", "sm80_backward",
+                                           "backward_convert"}));
   backward.options.deterministic = true;
   EXPECT_EQ(kernels(plan_of(backward)),
-            (std::vector{Kernel::backward_preprocess, Kernel::sm80_backward, Kernel::backward_convert}));
+            (std::vector<std::string_view>{"backward_preprocess", "sm80_backward", "backward_convert"}));
 }
 
 TEST(Sm80Plan, IsExplained) {
@@ -304,7 +306,7 @@ TEST(Sm80Plan, EveryGpuHasABackwardTileOfEveryHeadDimension) {
       EXPECT_EQ(sm80_backward_objection(c, shared), "") << device.name << ' ' << gpu::expression_of(c);
       const auto steps = plan.gpu->list.all();
       ASSERT_EQ(steps.size(), 3U);
-      EXPECT_EQ(steps[1].kernel, gpu::Kernel::sm80_backward);
+      EXPECT_EQ(steps[1].kernel, &gpu::kernels::sm80_backward);
     }
   }
   const std::string text = explain(backward_on("RTX 4090", 128)) + explain(backward_on("L4", 256));

@@ -1,5 +1,6 @@
 // What a call on a GPU consists of, without a driver.
 #include "plan/steps.hpp"
+#include "gpu/quantize_params.hpp"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +12,6 @@
 namespace tandem {
 namespace {
 
-using gpu::Kernel;
 using gpu::Region;
 
 constexpr Device cuda{.kind = Device::Kind::cuda, .index = gpu::first_described};
@@ -43,12 +43,12 @@ gpu::Steps steps_of(const Args& args) {
   return *plan_gpu(make_problem(args, Memory::described)).gpu;
 }
 
-std::vector<Kernel> kernels_of(const gpu::Steps& steps) {
-  std::vector<Kernel> kernels;
-  for (const gpu::Step& step : steps.list) kernels.push_back(step.kernel);
+std::vector<std::string_view> kernels_of(const gpu::Steps& steps) {
+  std::vector<std::string_view> kernels;
+  for (const gpu::Step& step : steps.list) kernels.push_back(step.kernel->entry);
   return kernels;
 }
-using Kernels = std::vector<Kernel>;
+using Kernels = std::vector<std::string_view>;
 
 int encoded = 0;
 TensorMap count(const TensorMapSpec& spec) {
@@ -61,7 +61,7 @@ TensorMap count(const TensorMapSpec& spec) {
 
 TEST(Steps, AForwardCallIsOneLaunchWithoutAWorkspace) {
   const gpu::Steps steps = steps_of(forward_args());
-  EXPECT_EQ(kernels_of(steps), Kernels{Kernel::forward});
+  EXPECT_EQ(kernels_of(steps), Kernels{"forward"});
   EXPECT_EQ(steps.workspace.bytes(), 0U);
   EXPECT_EQ(steps.list.begin()->grid, 2U * 8 * 3);
 }
@@ -70,7 +70,7 @@ TEST(Steps, WhatTmaCannotReadIsPackedFirst) {
   ForwardArgs args = forward_args();
   args.k.data = memory + 2;
   const gpu::Steps steps = steps_of(args);
-  ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::pack, Kernel::forward}));
+  ASSERT_EQ(kernels_of(steps), (Kernels{"pack", "forward"}));
   EXPECT_EQ(steps.list.begin()->tensor, gpu::Loaded::k);
   EXPECT_EQ(steps.workspace.bytes(), 2U * 300 * 2 * 128 * 2);
   char* const workspace = reinterpret_cast<char*>(memory) + 256;
@@ -88,7 +88,7 @@ TEST(Steps, MixedCallsFoldTheHeadsOfWhatIsDequantised) {
   args.k.dtype = args.v.dtype = DType::e4m3;
   args.k.stride[1] += 8;  // TMA cannot read it
   const gpu::Steps steps = steps_of(args);
-  EXPECT_EQ(kernels_of(steps), (Kernels{Kernel::dequantize, Kernel::decode, Kernel::combine}));
+  EXPECT_EQ(kernels_of(steps), (Kernels{"dequantize", "decode", "combine"}));
   EXPECT_EQ(steps.problem.rows_q, 4);
   EXPECT_EQ(steps.problem.heads_q, 2);
   EXPECT_EQ(steps.problem.k.dtype, DType::bf16);
@@ -104,7 +104,7 @@ TEST(Steps, EightBitKeysOfFewQueriesAreReadInPlace) {
   static float scales[4];
   args.v_scale = ConstTensor(scales, DType::f32, {2, 2}, cuda);
   const gpu::Steps steps = steps_of(args);
-  ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::decode, Kernel::combine}));
+  ASSERT_EQ(kernels_of(steps), (Kernels{"decode", "combine"}));
   const auto& config = std::get<ForwardConfig>(steps.config);
   EXPECT_EQ(config.key_type, OperandType::e4m3);
   EXPECT_EQ(config.transform, ScoreTransform::scaled);
@@ -130,7 +130,7 @@ TEST(Steps, ScalesByRowAreReadInPlace) {
     static float scales[1];
     args.v_scale = ConstTensor(scales, DType::f32, {2, 2, 8192}, cuda);
     const gpu::Steps steps = steps_of(args);
-    ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::decode, Kernel::combine}));
+    ASSERT_EQ(kernels_of(steps), (Kernels{"decode", "combine"}));
     EXPECT_TRUE(std::get<ForwardConfig>(steps.config).row_scales);
     std::vector<char> workspace(steps.workspace.bytes());
     gpu::StepParams params(steps, workspace.data(), count);
@@ -159,7 +159,7 @@ TEST(Steps, QueriesOfEightBitsAreWidened) {
   for (const bool both : {false, true}) {
     if (both) args.k_scale = ConstTensor(of_k, DType::f32, {2, 2}, cuda);
     const gpu::Steps steps = steps_of(args);
-    ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::pack, Kernel::decode, Kernel::combine}));
+    ASSERT_EQ(kernels_of(steps), (Kernels{"pack", "decode", "combine"}));
     EXPECT_TRUE(std::get<PackConfig>(steps.list.all()[0].config).widens);
     EXPECT_EQ(std::get<ForwardConfig>(steps.config).key_type, OperandType::e4m3);
     std::vector<char> workspace(steps.workspace.bytes());
@@ -179,15 +179,15 @@ TEST(Steps, QueriesOfEightBitsAreWidened) {
 TEST(Steps, EightBitKeysOfManyQueriesAreDequantizedUnlessBitsOrACacheForbidIt) {
   ForwardArgs args = forward_args(300, 300);
   args.k.dtype = args.v.dtype = DType::s8;
-  EXPECT_EQ(kernels_of(steps_of(args)), (Kernels{Kernel::dequantize, Kernel::forward}));
+  EXPECT_EQ(kernels_of(steps_of(args)), (Kernels{"dequantize", "forward"}));
   args.options.split_size = 128;
-  EXPECT_EQ(kernels_of(steps_of(args)), Kernels{Kernel::forward});
+  EXPECT_EQ(kernels_of(steps_of(args)), Kernels{"forward"});
   args.options.split_size = 0;
   static std::int32_t numbers[2];
   args.seqused_k = ConstTensor(numbers, DType::i32, {2}, cuda);
-  EXPECT_EQ(kernels_of(steps_of(args)), Kernels{Kernel::forward});
+  EXPECT_EQ(kernels_of(steps_of(args)), Kernels{"forward"});
   args.cache_batch_idx = ConstTensor(numbers, DType::i32, {2}, cuda);
-  EXPECT_EQ(kernels_of(steps_of(args)), Kernels{Kernel::forward});
+  EXPECT_EQ(kernels_of(steps_of(args)), Kernels{"forward"});
   args.v.stride[1] += 8;
   try {
     steps_of(args);
@@ -209,13 +209,13 @@ TEST(Steps, FewQueriesShareTheirKeysWhereTilesAreFewOrLengthsDiffer) {
     if (lengths) args.seqused_k = Tensor(used, DType::i32, {batch}, args.q.device);
     return kernels_of(steps_of(args));
   };
-  const Kernels whole{Kernel::decode};
-  const Kernels shared{Kernel::decode, Kernel::combine};
+  const Kernels whole{"decode"};
+  const Kernels shared{"decode", "combine"};
   EXPECT_EQ(kernels(1, 8192, 1, false), shared);
   EXPECT_EQ(kernels(1, 255, 1, false), whole);
   EXPECT_EQ(kernels(4, 8192, 1, false), shared);
-  EXPECT_EQ(kernels(5, 8192, 1, false), (Kernels{Kernel::forward, Kernel::combine}));  // 20 rows
-  EXPECT_EQ(kernels(65, 8192, 1, false), Kernels{Kernel::forward});
+  EXPECT_EQ(kernels(5, 8192, 1, false), (Kernels{"forward", "combine"}));  // 20 rows
+  EXPECT_EQ(kernels(65, 8192, 1, false), Kernels{"forward"});
   EXPECT_EQ(kernels(1, 8192, 64, false), whole);  // 128 tiles occupy all multiprocessors
   EXPECT_EQ(kernels(1, 8192, 64, true), shared);  // but one may be longer than all others
   EXPECT_EQ(kernels(1, 8192, 1000, true), whole);
@@ -225,25 +225,24 @@ TEST(Steps, EightBitsAreMadeAndThenAttended) {
   ForwardArgs args = forward_args();
   args.options.precision = Precision::fp8;
   const gpu::Steps steps = steps_of(args);
-  ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::mean_of_keys, Kernel::quantize, Kernel::eight_bit_forward}));
+  ASSERT_EQ(kernels_of(steps), (Kernels{"mean_of_keys", "quantize", "eight_bit_forward"}));
   EXPECT_FALSE(steps.list.all()[0].programmatic);
   EXPECT_TRUE(steps.list.all()[1].programmatic);
   EXPECT_TRUE(steps.list.all()[2].programmatic);
   EXPECT_EQ(steps.workspace.counter_bytes(), 4U + 4 * 2 * 2);  // tiles, then sums by (batch, KV head)
   args.q.dtype = args.k.dtype = args.v.dtype = DType::e4m3;
   args.k.stride[1] += 8;  // TMA cannot read it
-  EXPECT_EQ(kernels_of(steps_of(args)), (Kernels{Kernel::arrange_quantized, Kernel::eight_bit_forward}));
+  EXPECT_EQ(kernels_of(steps_of(args)), (Kernels{"arrange_quantized", "eight_bit_forward"}));
 }
 
 TEST(Steps, BackwardLaunchesWhatIsWanted) {
   BackwardArgs args = backward_args();
-  EXPECT_EQ(kernels_of(steps_of(args)),
-            (Kernels{Kernel::backward_preprocess, Kernel::backward, Kernel::backward_convert}));
+  EXPECT_EQ(kernels_of(steps_of(args)), (Kernels{"backward_preprocess", "backward", "backward_convert"}));
   args.dq = {};
   args.dout.data = memory + 2;
   args.options.deterministic = true;
   const gpu::Steps steps = steps_of(args);
-  ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::pack, Kernel::backward_preprocess, Kernel::backward}));
+  ASSERT_EQ(kernels_of(steps), (Kernels{"pack", "backward_preprocess", "backward"}));
   EXPECT_TRUE(steps.list.all()[2].resident);
   EXPECT_FALSE(steps.list.all()[2].programmatic);
 }
@@ -260,8 +259,8 @@ TEST(Steps, GradientsOfCapturedTensorsAreClearedFirst) {
   args.score_function = &f;
   args.captured_gradients = {&wanted, 1};
   const gpu::Steps steps = steps_of(args);
-  EXPECT_EQ(kernels_of(steps), (Kernels{Kernel::clear_gradients, Kernel::backward_preprocess,
-                                        Kernel::backward, Kernel::backward_convert}));
+  EXPECT_EQ(kernels_of(steps),
+            (Kernels{"clear_gradients", "backward_preprocess", "backward", "backward_convert"}));
   std::vector<char> workspace(steps.workspace.bytes() + 256);
   gpu::StepParams params(
       steps, workspace.data() + (256 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 256), count);
@@ -274,14 +273,13 @@ TEST(Steps, GradientsOfCapturedTensorsAreClearedFirst) {
   EXPECT_EQ(main->gradients[0].data, wanted.data);
   EXPECT_EQ(main->gradients[0].strides[0], 4);
   args.dq = args.dk = args.dv = {};
-  EXPECT_EQ(kernels_of(steps_of(args)),
-            (Kernels{Kernel::clear_gradients, Kernel::backward_preprocess, Kernel::backward}));
+  EXPECT_EQ(kernels_of(steps_of(args)), (Kernels{"clear_gradients", "backward_preprocess", "backward"}));
   Problem p = make_problem(args, Memory::described);
   p.head_dim_v = 192;
   EXPECT_EQ(kernels_of(*plan_gpu(p).gpu),
-            (Kernels{Kernel::clear_gradients, Kernel::backward_preprocess, Kernel::sm80_backward}));
+            (Kernels{"clear_gradients", "backward_preprocess", "sm80_backward"}));
   p.rows_q = p.rows_k = 0;
-  EXPECT_EQ(kernels_of(*plan_gpu(p).gpu), Kernels{Kernel::clear_gradients});
+  EXPECT_EQ(kernels_of(*plan_gpu(p).gpu), Kernels{"clear_gradients"});
 }
 
 TEST(Steps, MapsAreEncodedOnceACall) {
@@ -332,8 +330,8 @@ TEST(Steps, QuantizeFindsTheLargestOfHeadsFirst) {
   problem.group = ScaleGroup::head;
   const gpu::QuantizeSteps steps = plan_quantize(problem);
   ASSERT_EQ(steps.list.size(), 2U);
-  EXPECT_EQ(steps.list.all()[0].kernel, Kernel::largest_of_groups);
-  EXPECT_EQ(steps.list.all()[1].kernel, Kernel::quantize);
+  EXPECT_EQ(steps.list.all()[0].kernel, &gpu::kernels::largest_of_groups);
+  EXPECT_EQ(steps.list.all()[1].kernel, &gpu::kernels::quantize);
   EXPECT_FALSE(steps.list.all()[1].programmatic);
   EXPECT_EQ(steps.list.all()[1].grid, 2U * 3 * 3);
   EXPECT_EQ(steps.workspace.counter_bytes(), 2U * 3 * 8);

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "gpu/forward_params.hpp"
-#include "gpu/kernel_name.hpp"
+#include "gpu/kernel_spec.hpp"
 #include "plan/forward_plan.hpp"
 #include "problem/effective.hpp"
 
@@ -72,7 +72,7 @@ TEST(WideHeadsPlan, TwoTilesOfHeadsThatShareKeysAreAPair) {
     const ForwardConfig c = choose_forward_config(CallFacts(latent(heads, queries, true)));
     EXPECT_EQ(forward_objection(c), "");
     EXPECT_EQ(combine_config(c).pairs, c.pairs);
-    EXPECT_EQ(gpu::block_shape(gpu::Kernel::forward_wide, c).cluster, c.pairs ? 2 : 1);
+    EXPECT_EQ(gpu::kernels::forward_wide.block(c).cluster, c.pairs ? 2 : 1);
     return c.pairs;
   };
   EXPECT_TRUE(pairs(128, 1));

@@ -2,6 +2,7 @@
 // hashes, explain and JSON. Host only.
 #pragma once
 
+#include <string_view>
 #include <type_traits>
 
 #include "kernels/config/append.hpp"
@@ -65,58 +66,24 @@ constexpr const char* name_of(Stored type) {
   }
   return "unknown";
 }
-template <typename Enum>
-constexpr const char* type_name();
-template <>
-constexpr const char* type_name<Element>() {
-  return "Element";
-}
-template <>
-constexpr const char* type_name<Family>() {
-  return "Family";
-}
-template <>
-constexpr const char* type_name<KeySource>() {
-  return "KeySource";
-}
-template <>
-constexpr const char* type_name<ScoreTransform>() {
-  return "ScoreTransform";
-}
 
-template <>
-constexpr const char* type_name<OperandType>() {
-  return "OperandType";
+/// "Element": a type's name, out of that of this function. GCC writes it without the namespace, Clang with
+/// it.
+template <typename T>
+constexpr std::string_view type_name() {
+  constexpr std::string_view function = __PRETTY_FUNCTION__;
+  constexpr std::size_t begin = function.find("T = ") + 4;
+  const std::string_view name = function.substr(begin, function.find_first_of(";]", begin) - begin);
+  return name.substr(name.rfind(':') + 1);
 }
-template <>
-constexpr const char* type_name<ScaleGroup>() {
-  return "ScaleGroup";
-}
-
-template <>
-constexpr const char* type_name<Stored>() {
-  return "Stored";
-}
+static_assert(type_name<Element>() == "Element");
 
 template <typename T, typename U>
 concept is = std::is_same_v<std::remove_const_t<T>, U>;
 
 /// A member that has members of its own.
 template <typename T>
-concept is_part = is<T, Tiling> || is<T, BackwardTiling> || is<T, Mask> || is<T, ForwardSchedule> ||
-    is<T, EightBitSchedule> || is<T, BackwardSchedule> || is<T, Functions>;
-
-/// The type's name, as the kernels' sources have it.
-template <typename T>
-constexpr const char* part_name() {
-  if constexpr (is<T, Tiling>) return "Tiling";
-  if constexpr (is<T, BackwardTiling>) return "BackwardTiling";
-  if constexpr (is<T, Mask>) return "Mask";
-  if constexpr (is<T, ForwardSchedule>) return "ForwardSchedule";
-  if constexpr (is<T, EightBitSchedule>) return "EightBitSchedule";
-  if constexpr (is<T, BackwardSchedule>) return "BackwardSchedule";
-  if constexpr (is<T, Functions>) return "Functions";
-}
+concept is_part = std::is_class_v<std::remove_reference_t<T>>;
 
 // for_each_member calls f(name, member) for every member of a Config or of a part of one, in order. The
 // structured bindings stop the build when a member is missing here.
@@ -320,7 +287,7 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename Config, typename F>
 constexpr void for_each_field(Config& config, F&& f) {
   for_each_member(config, [&](const char* name, auto& member) {
-    if constexpr (is_part<std::remove_reference_t<decltype(member)>>) {
+    if constexpr (is_part<decltype(member)>) {
       for_each_field(member, f);
     } else {
       f(name, member);
