@@ -1,4 +1,4 @@
-"""Arrows of src/ point down, tests are named by their rooms, and files and functions are short."""
+"""Arrows of src/ and python/ point down; tests are named by their rooms; files and functions are short."""
 
 from __future__ import annotations
 
@@ -58,6 +58,76 @@ def test_no_arrow_of_src_points_up() -> None:
 def test_every_room_is_named() -> None:
     assert {room for _, room, _ in arrows()} == set(MAY_INCLUDE)
     assert len(arrows()) > 300
+
+
+PACKAGE = ROOT / "python" / "tandem"
+# Folders of the package may import the files beside them, and the folders named here; public files may import
+# all, and no folder imports a public file or another file that leads back to it.
+FOLDERS = {
+    "functions": set(),
+    "torch": {"functions"},
+    "jax": {"functions"},
+    "compat": {"functions", "torch"},
+    "distributed": {"functions", "torch"},
+    "integrations": {"distributed"},
+}
+
+
+def imports_of_the_package() -> dict[str, set[str]]:
+    """What each module of the package imports of it, in functions too; hints for mypy apart."""
+    modules = {
+        path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", "."): path
+        for path in PACKAGE.rglob("*.py")
+    }
+    modules = {name.removesuffix("__init__").removesuffix("."): path for name, path in modules.items()}
+    found: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        found[module] = set()
+        tree = ast.parse(path.read_text())
+        hints = {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for inner in ast.walk(node)
+        }
+        for node in ast.walk(tree):
+            if id(node) in hints:
+                continue
+            named = []
+            if isinstance(node, ast.Import):
+                named = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                named = [f"{node.module}.{alias.name}" for alias in node.names]
+            for name in named:
+                if name.split(".")[0] != "tandem" or name.startswith("tandem._core"):
+                    continue
+                inside = name.removeprefix("tandem").removeprefix(".")
+                found[module].add(inside if inside in modules else inside.rpartition(".")[0])
+    return found
+
+
+def test_modules_of_the_package_make_no_circle() -> None:
+    left = imports_of_the_package()
+    assert len(left) > 60
+    while True:
+        lowest = {module for module, imported in left.items() if not imported & left.keys()}
+        if not lowest:
+            break
+        left = {module: imported for module, imported in left.items() if module not in lowest}
+    assert sorted(left) == [], "these import one another, or what does"
+
+
+def test_no_arrow_of_the_package_points_up() -> None:
+    wrong = []
+    for module, imported in imports_of_the_package().items():
+        folder, inside, _ = module.partition(".")
+        if not inside and folder not in FOLDERS:
+            continue
+        for target in imported:
+            other, deeper, _ = target.partition(".")
+            if (deeper or other in FOLDERS) and other not in FOLDERS[folder] | {folder}:
+                wrong.append(f"{module} imports {target}")
+    assert wrong == []
 
 
 def test_files_of_tests_are_named_after_their_subject() -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tandem import _arrays, _call, _core
-from tandem._core import DType
+from tandem import _arrays, _call, _run
 from tandem._errors import InvalidArgumentError
-
-_INPUTS = len(_core.APPEND_INPUTS)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,34 +131,8 @@ def append_kv(
 
         embedded = _calls.append_kv(*arguments)
     else:
-        embedded = run_append(*arguments)
+        embedded = _run.append_kv(*arguments)
     return None if q is None else embedded
-
-
-def run_append(*arguments: Any) -> Any:
-    """The embedded queries, or None, of what `append_kv` has checked: its arrays in the order of the C++
-    side, the caches with their scales, and the options."""
-    inputs, caches = arguments[:_INPUTS], arguments[_INPUTS:-3]
-    interleaved, check, threads = arguments[-3:]
-    k_new, q = inputs[0], inputs[-1]
-    library = _arrays.library_of("k_new", k_new)
-    threads = _call.Call(threads=threads).options().threads  # an error unless it is an integer
-    embedded = None if q is None else library.empty(q, q.shape, _arrays.dtype_of("q", q))
-    outputs = (*caches, embedded)
-
-    def views(names: Sequence[str], arrays: Sequence[Any], writable: bool) -> list[_core.Tensor | None]:
-        pairs = zip(names, arrays, strict=True)
-        return [None if a is None else library.view(name, a, writable=writable) for name, a in pairs]
-
-    _core.append_kv(
-        views(_core.APPEND_INPUTS, inputs, False),
-        views(_core.APPEND_OUTPUTS, outputs, True),
-        interleaved,
-        check,
-        threads,
-        library.stream(k_new),
-    )
-    return embedded
 
 
 def merge(
@@ -205,7 +176,7 @@ def merge(
 
         results = _calls.merge(parts, statistics, dtype, threads)
     else:
-        results = run_merge(parts, statistics, dtype, threads)
+        results = _run.merge(parts, statistics, dtype, threads)
     return results  # type: ignore[no-any-return]
 
 
@@ -216,31 +187,3 @@ def _parts(name: str, arrays: Any) -> list[Any]:
     if arrays.ndim < 1:
         raise InvalidArgumentError(f"{name} has 0 dimensions; the first one is that of the parts")
     return [arrays[i] for i in range(arrays.shape[0])]
-
-
-def run_merge(outs: Sequence[Any], lses: Sequence[Any], dtype: DType | None, threads: int) -> tuple[Any, Any]:
-    """(out, lse) of what `merge` has checked."""
-    library = _arrays.library_of("outs", outs[0])
-    threads = _call.Call(threads=threads).options().threads
-    out = library.empty(outs[0], outs[0].shape, dtype or _arrays.dtype_of("outs[0]", outs[0]))
-    lse = library.empty(outs[0], lse_shape(outs[0].shape), DType.f32)
-    _core.merge(
-        [library.view(f"outs[{i}]", a) for i, a in enumerate(outs)],
-        [library.view(f"lses[{i}]", a) for i, a in enumerate(lses)],
-        library.view("out", out, writable=True),
-        library.view("lse", lse, writable=True),
-        threads,
-        library.stream(outs[0]),
-    )
-    return out, lse
-
-
-def lse_shape(out: Sequence[int]) -> tuple[int, ...]:
-    """The shape of the LSE of a result of this shape."""
-    if len(out) not in (3, 4):
-        raise InvalidArgumentError(
-            f"outs[0] has {len(out)} dimensions; it must be (batch, seqlen_q, heads_q, head_dim_v) or "
-            "(total_q, heads_q, head_dim_v)"
-        )
-    *batch, rows, heads, _ = out
-    return (*batch, heads, rows)

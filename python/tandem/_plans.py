@@ -35,16 +35,14 @@ def workspace_bytes(
     return _core.workspace_bytes(*_planned("workspace_bytes", q, k, v, backward, device, options), backward)
 
 
-def check(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, out: Any) -> None:
-    """Raises what the call would raise on the CPU with tensors of these shapes."""
-    *arrays, made, lse = _described(call, q, k, v, sink, False, None, return_lse=True)
-    out = made if out is None else _core.Tensor(*_arrays.library_of("q", q).layout("out", out))
-    _core.workspace_bytes((*arrays, out, lse), call.options(), False)
-
-
-def judge(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, backward: bool) -> None:
-    """Raises what the call, or its backward pass, would raise."""
-    _core.explain(_described(call, q, k, v, sink, backward, None, return_lse=True), call.options(), backward)
+def check(
+    call: _call.Call, q: Any, k: Any, v: Any, sink: Any, out: Any = None, *, backward: bool = False
+) -> None:
+    """Raises what the call, or its backward pass, would raise; on the CPU of tensors without memory."""
+    arrays = _described(call, q, k, v, sink, backward, None, return_lse=True)
+    if out is not None:
+        arrays = (*arrays[:-2], _core.Tensor(*_arrays.library_of("q", q).layout("out", out)), arrays[-1])
+    _core.workspace_bytes(arrays, call.options(), backward)
 
 
 #: The keywords that explain() and workspace_bytes() take besides backward and device.

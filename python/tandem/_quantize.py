@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from tandem import _arrays, _call, _core
-from tandem._core import DType
+from tandem import _arrays, _call, _core, _run
 from tandem._errors import InvalidArgumentError
-
-#: Rows of a scale's block; docs/numerics.md says why.
-BLOCK = 128
 
 
 def quantize(
@@ -67,7 +62,7 @@ def quantize(
 
         values, scales, mean = _calls.quantize(*arguments)
     else:
-        values, scales, mean = run(*arguments)
+        values, scales, mean = _run.quantize(*arguments)
     return (values, scales, mean) if smooth else (values, scales)
 
 
@@ -85,53 +80,3 @@ def _only_arrays(x: Any, **optional: Any) -> None:
     for name, array in optional.items():
         if array is not None:
             _arrays.expect(name, array, library, "x")
-
-
-def shapes(x: Sequence[int], granularity: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of the scales and of the mean of an array of shape `x`."""
-    *batch, seqlen, heads, head_dim = x
-    scales = {
-        "tensor": (1,),
-        "head": (*batch, heads),
-        "block": (*batch, heads, -(-seqlen // BLOCK)),
-        "row": (*batch, heads, seqlen),
-    }
-    return scales[granularity], (*batch, heads, head_dim)
-
-
-def run(
-    x: Any,
-    dtype: str,
-    granularity: str,
-    hadamard: bool,
-    smooth: bool,
-    cos: Any,
-    sin: Any,
-    interleaved: bool,
-    threads: int,
-) -> tuple[Any, Any, Any]:
-    """(values, scales, mean) of what `quantize` has checked; the mean is None unless `smooth`."""
-    library = _arrays.library_of("x", x)
-    threads = _call.Call(threads=threads).options().threads  # an error unless it is an integer
-    of_scales, of_mean = shapes(x.shape, granularity)
-    values = library.empty(x, x.shape, DType[dtype])
-    scales = library.empty(x, of_scales, DType.f32)
-    mean = library.empty(x, of_mean, DType.f32) if smooth else None
-
-    def view(name: str, array: Any, *, writable: bool = False) -> _core.Tensor | None:
-        return None if array is None else library.view(name, array, writable=writable)
-
-    _core.quantize(
-        library.view("x", x),
-        library.view("codes", values, writable=True),
-        library.view("scales", scales, writable=True),
-        view("mean", mean, writable=True),
-        _core.Granularity[granularity],
-        hadamard,
-        view("cos", cos),
-        view("sin", sin),
-        interleaved,
-        threads,
-        library.stream(x),
-    )
-    return values, scales, mean

@@ -262,6 +262,8 @@ def _refusals(rank: int) -> dict[str, str]:
         "left": _refused(q, k, v, cache=cache, window=(-2 if odd else -1, -1)),
         "right": _refused(q, k, v, cache=cache, window=(-1, -2 if odd else -1)),
     }
+    with pytest.raises(tandem.UnsupportedError, match="q is under a transform of torch.func"):
+        torch.func.vmap(lambda q: context_parallel_decode(q, k, v, cache=cache))(q[None])
     assert context_parallel_decode(q, k, v, cache=cache).shape == q.shape  # the group works as before
     return told
 

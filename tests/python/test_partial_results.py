@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import tandem
 import torch
-from tandem.distributed import _parts
 from test_forward import qkv
 
 
@@ -50,17 +49,3 @@ def test_gradients_of_keys_and_values_have_one_dtype() -> None:
     assert torch.equal(dv, alike[2])
     with pytest.raises(tandem.InvalidArgumentError, match="out is f16 but q is bf16; convert it to bf16"):
         tandem.attention(q, k, v, out=torch.empty(out.shape, dtype=torch.float16))
-
-
-def test_merging_in_place() -> None:
-    """As tandem.merge does, which makes new tensors: empty parts count for nothing, whatever they hold."""
-    out, part = torch.randn(2, 1, 40, 3, 8)
-    lse, part_lse = 30 * torch.randn(2, 1, 3, 40)
-    lse[..., :20] = -torch.inf
-    part_lse[..., 10:30] = -torch.inf
-    lse[..., 30], part_lse[..., 30] = 1e5, -1e5
-    wanted, wanted_lse = tandem.merge([out, part], [lse, part_lse])
-    _parts.merge(out, lse, part, part_lse)
-    torch.testing.assert_close(out, wanted, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(lse, wanted_lse, atol=1e-6, rtol=1e-6)
-    assert not out[0, 10:20].any() and torch.equal(lse[..., 10:20], torch.full((1, 3, 10), -torch.inf))

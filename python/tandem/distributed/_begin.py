@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import tandem
 from tandem import _call, _plans
-from tandem._errors import InvalidArgumentError
+from tandem._errors import InvalidArgumentError, UnsupportedError
 from tandem.distributed import _agree, _cost, _parts
 from tandem.distributed._calls import Group
 from tandem.distributed._comm import Ranks
@@ -145,33 +144,29 @@ def _judge_call(
 ) -> None:
     """What a call of one device would raise, of this rank's rows alone. A layout remembers what was right: it
     serves many layers and the steps that follow."""
-    given = {name: same[name] for name in ("scale", "softcap", "deterministic", "causal", "window")}
-    if options.pairs is not None or options.dropout is not None:
-        _judge_pairs(options, tensors, sink, followed, given)
-        return
-    like = [
-        (type(t), t.dtype, t.device, t.shape, t.stride()) if isinstance(t, Tensor) else t
-        for t in (*tensors, sink)
-    ]
-    key = ("judged", followed, *given.values(), *like)
-    if key not in layout.judged:
-        tandem.explain(*tensors, sink=sink, backward=followed, **given)
-        layout.judged.add(key)
-
-
-def _judge_pairs(
-    options: _parts.Options, tensors: list[Tensor], sink: Any, followed: bool, given: dict[str, Any]
-) -> None:
-    """The same of a call with functions or dropout."""
     q, k, v = tensors
-    call = _call.Call(**given)
-    if options.pairs is not None:
-        of_rows = Group.of_rows(max(1, q.shape[1]), max(1, q.shape[0]))  # an array has one row at least
-        call.functions = options.pairs.of_call(of_rows, 0, q.shape[2], q.device)
-    if options.dropout is not None:
-        options.dropout.set(call)
-    _with_functions.judge_call(call, q, k, v, sink, () if options.pairs is None else options.pairs.captured)
-    _plans.judge(call, q, k, v, sink, followed)
+    shared = ("scale", "softcap", "deterministic", "causal", "window")
+    call = _call.Call(**{name: same[name] for name in shared})
+    key = None
+    if options.pairs is None and options.dropout is None:
+        like = [
+            (type(t), t.dtype, t.device, t.shape, t.stride()) if isinstance(t, Tensor) else t
+            for t in (*tensors, sink)
+        ]
+        key = (followed, *(same[name] for name in shared), *like)
+        if key in layout.judged:
+            return
+    else:
+        if options.pairs is not None:
+            of_rows = Group.of_rows(max(1, q.shape[1]), max(1, q.shape[0]))  # an array has one row at least
+            call.functions = options.pairs.of_call(of_rows, 0, q.shape[2], q.device)
+        if options.dropout is not None:
+            options.dropout.set(call)
+        read = () if options.pairs is None else options.pairs.captured
+        _with_functions.judge_call(call, q, k, v, sink, read)
+    _plans.check(call, q, k, v, sink, backward=followed)
+    if key is not None:
+        layout.judged.add(key)
 
 
 def judge_layout(layout: Any, ranks: Ranks) -> None:
@@ -189,6 +184,11 @@ def judge_tensor(name: str, t: Any, ranks: Ranks) -> None:
     if t.is_nested:
         raise InvalidArgumentError(
             f"{name} is a nested tensor; pass its values, with a layout of its lengths"
+        )
+    if torch._C._are_functorch_transforms_active():
+        raise UnsupportedError(
+            f"{name} is under a transform of torch.func, which calls over ranks do not follow; pass whole "
+            "batches in place of vmap, and differentiate by torch.autograd"
         )
     if t.device.type not in ranks.devices:
         raise InvalidArgumentError(

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import tandem
-from tandem import _arrays, _call
+from tandem import _arrays, _cache, _call
 from tandem._errors import InvalidArgumentError
 from tandem.distributed import _agree
 from tandem.distributed._begin import judge_tensor
@@ -116,7 +115,7 @@ def _decode(asked: _Asked, ranks: Ranks, return_lse: Any, check: Any) -> Any:
     _agree.agree(ranks, same, error, device, check)
     assert out is not None and lse is not None  # there was no error
     outs, lses = _of_all(ranks, out, lse)
-    merged, whole_lse = tandem.merge(outs, lses, out_dtype=asked.q.dtype)
+    merged, whole_lse = _cache.merge(outs, lses, out_dtype=asked.q.dtype)
     return (merged, whole_lse) if return_lse else merged
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _call, _core
+from tandem import _arrays, _call, _core, _run
 from tandem.distributed._calls import Group
 from tandem.distributed._pairs import Dropout, Pairs
 
@@ -95,20 +95,9 @@ def forward(
     call = options.of(group, q)  # it holds what functions read
     _core.forward(arrays, call.options(), _stream(q))
     if not in_place:
-        merge(out, lse, part, part_lse)
-
-
-def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Attention over two disjoint sets of keys from that over each, in place of the first. One whose LSE is
-    -inf is empty: it changes nothing."""
-    # A sigmoid of the difference has no overflow, whatever the LSEs. Both -inf: NaN, for which 0 stands.
-    empty = torch.maximum(lse, part_lse) == -torch.inf
-    weight, other = (
-        torch.sigmoid(difference).masked_fill_(empty, 0.0).transpose(1, 2).unsqueeze(-1)
-        for difference in (lse - part_lse, part_lse - lse)
-    )
-    out.mul_(weight).addcmul_(part.to(out.dtype), other)
-    lse.copy_(torch.logaddexp(lse, part_lse))
+        whole, whole_lse = _run.merge([out, part], [lse, part_lse], None, 0)
+        out.copy_(whole)
+        lse.copy_(whole_lse)
 
 
 def add_sink(rows: Rows, sink: Tensor) -> None:

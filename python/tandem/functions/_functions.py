@@ -275,7 +275,7 @@ def _real(name: str, element: Value) -> Value:
 def _watching(library: Any) -> Any:
     """A context in which indexing tensors by proxies is seen."""
     if library is not None and library.name == "torch":
-        from tandem.torch import _with_functions
+        from tandem.functions import _watching
 
-        return _with_functions.Watching()
+        return _watching.Watching()
     return contextlib.nullcontext()

@@ -124,7 +124,7 @@ def _check(options: Options, arrays: dict[str, Any], backward: bool) -> None:
         asked.set_captured_gradients([view(f"dt{n}", arrays[f"dt{n}"]) for n in wanted])
     if "dropout_places" in arrays:
         asked.set_dropout(options.dropout_p, 0, 0, view("dropout_places", arrays["dropout_places"]))
-    _core.explain(views, asked, backward)
+    _core.workspace_bytes(views, asked, backward)
 
 
 def _run(

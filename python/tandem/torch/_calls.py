@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tandem import _arrays, _cache, _call, _core, _plans, _quantize
+from tandem import _arrays, _call, _core, _plans, _run
 from tandem._errors import InvalidArgumentError
 from tandem.torch import _derivatives, _operators, _with_functions
 
@@ -47,7 +47,7 @@ def attention(
             _plans.check(call, q, k, v, sink, out)
     q, k, v, recorded = _derivatives.prepared(call, q, k, v, sink, out)
     if direct and not recorded and out is None:
-        result, lse = _run(call, q, k, v, sink, out_dtype, return_lse)
+        result, lse = _forward(call, q, k, v, sink, out_dtype, return_lse)
     elif direct and not recorded and not _is_profiled():
         result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
     elif out is not None:
@@ -112,31 +112,31 @@ def attention_backward(
 
 
 def quantize(x: Any, *options: Any) -> tuple[Any, Any, Any]:
-    """As _quantize.run, for tensors."""
+    """As _run.quantize, for tensors."""
     *_, cos, sin, _, _ = options
     if _is_plain(x) and not x.is_meta and not _any_negated(x, cos, sin) and not _is_profiled():
-        return _quantize.run(x, *options)
+        return _run.quantize(x, *options)
     values, scales, mean = torch.ops.tandem.quantize(x, *options)
     return values, scales, mean
 
 
 def append_kv(*arguments: Any) -> Any:
-    """As _cache.run_append, for tensors."""
+    """As _run.append_kv, for tensors."""
     tensors = [t for t in arguments if isinstance(t, Tensor)]
     if _is_direct(tensors):
         names = (*_core.APPEND_INPUTS, *_core.APPEND_OUTPUTS)
         _derivatives.judge_unrecorded("append_kv", dict(zip(names, arguments, strict=False)))
-        embedded = _cache.run_append(*arguments)
+        embedded = _run.append_kv(*arguments)
         _arrays.wrote(*(t for t in arguments[len(_core.APPEND_INPUTS) :][:4] if t is not None))
         return embedded
     return torch.ops.tandem.append_kv(*arguments)
 
 
 def merge(outs: Any, lses: Any, dtype: Any, threads: Any) -> Any:
-    """As _cache.run_merge, for tensors."""
+    """As _run.merge, for tensors."""
     if _is_direct([*outs, *lses]):
         _derivatives.judge_unrecorded("merge", {"outs": outs, "lses": lses})
-        return _cache.run_merge(outs, lses, dtype, threads)
+        return _run.merge(outs, lses, dtype, threads)
     return torch.ops.tandem.merge(outs, lses, None if dtype is None else _arrays.torch_dtype(dtype), threads)
 
 
@@ -214,7 +214,7 @@ def _any_negated(*tensors: Any) -> bool:
 _is_profiled: Any = torch._C._autograd._profiler_enabled
 
 
-def _run(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, out_dtype: Any, return_lse: bool) -> Any:
+def _forward(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, out_dtype: Any, return_lse: bool) -> Any:
     """(out, lse) of a plain call."""
     if _is_profiled():
         dtype = None if out_dtype is None else _arrays.torch_dtype(_arrays.dtype_named(out_dtype))
@@ -236,7 +236,7 @@ class TandemAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _call.Call, out_dtype: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         q, k, v, sink = inputs
-        output: tuple[Tensor, Tensor] = _run(call, q, k, v, sink, out_dtype, True)
+        output: tuple[Tensor, Tensor] = _forward(call, q, k, v, sink, out_dtype, True)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *output, *call.metadata)
         ctx.call = call

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _cache, _call, _core, _quantize
+from tandem import _arrays, _call, _core, _run
 from tandem._errors import UnsupportedError
 from tandem.functions import _functions
 from tandem.torch import _derivatives, _flops, _with_functions
@@ -232,14 +232,14 @@ def _fake_backward_out(*arguments: Any) -> None:
 
 
 def _quantize_values(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    values, scales, mean = _quantize.run(x, *rest)
+    values, scales, mean = _run.quantize(x, *rest)
     return values, scales, x.new_empty(0, dtype=torch.float32) if mean is None else mean
 
 
 def _fake_quantize(
     x: Tensor, dtype: str, granularity: str, hadamard: bool, smooth: bool, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    scales, mean = _quantize.shapes(x.shape, granularity)
+    scales, mean = _run.quantized_shapes(x.shape, granularity)
     return (
         torch.empty(x.shape, dtype=_arrays.torch_dtype(_core.DType[dtype]), device=x.device),
         x.new_empty(scales, dtype=torch.float32),
@@ -248,7 +248,7 @@ def _fake_quantize(
 
 
 def _append(*arguments: Any) -> Tensor:
-    embedded: Tensor | None = _cache.run_append(*arguments)
+    embedded: Tensor | None = _run.append_kv(*arguments)
     _arrays.wrote(*(t for t in arguments[len(_core.APPEND_INPUTS) :][:4] if t is not None))
     k_new: Tensor = arguments[0]
     return k_new.new_empty(0) if embedded is None else embedded
@@ -260,14 +260,14 @@ def _fake_append(k_new: Tensor, *rest: Any) -> Tensor:
 
 
 def _merge(outs: Sequence[Tensor], lses: Sequence[Tensor], dtype: Any, threads: int) -> tuple[Tensor, Tensor]:
-    return _cache.run_merge(outs, lses, None if dtype is None else _arrays.dtype_named(dtype), threads)
+    return _run.merge(outs, lses, None if dtype is None else _arrays.dtype_named(dtype), threads)
 
 
 def _fake_merge(
     outs: Sequence[Tensor], lses: Sequence[Tensor], dtype: Any, threads: int
 ) -> tuple[Tensor, Tensor]:
     first = outs[0]
-    lse = first.new_empty(_cache.lse_shape(first.shape), dtype=torch.float32)
+    lse = first.new_empty(_run.merged_lse_shape(first.shape), dtype=torch.float32)
     return first.new_empty(first.shape, dtype=dtype or first.dtype), lse
 
 

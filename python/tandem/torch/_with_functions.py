@@ -1,5 +1,4 @@
-"""Calls with functions of the user's own, or with dropout, on PyTorch's tensors: their gradient, and what
-sees tensors indexed by proxies while a function is traced."""
+"""Calls with functions of the user's own, or with dropout, on PyTorch's tensors, and their gradient."""
 
 from __future__ import annotations
 
@@ -10,23 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from tandem import _arrays, _call, _dropout
 from tandem._errors import UnsupportedError
 from tandem.functions import _functions
-from tandem.functions._trace import Value
-from tandem.functions._trace_calls import call_torch
 from tandem.torch import _derivatives, _graph
-
-#: What tells the dtype or the shape of a tensor, and none of its numbers.
-_OF_SHAPES: frozenset[Any] = frozenset(
-    (
-        *(getattr(Tensor, name).__get__ for name in ("dtype", "ndim", "shape")),
-        *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.__len__),
-    )
-)
-
 
 #: Types of tensors whose memory is their numbers.
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -34,28 +21,6 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 #: Whether a gradient stands for several, as is_grads_batched=True and jacobian(vectorize=True) make them.
 is_batched: Any = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda t: False)
-
-
-class Watching(TorchFunctionMode):
-    """Sees what PyTorch's functions are called with while a function of the user's is traced."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: Whether one was called on tensors alone, whose numbers may be in the trace then.
-        self.read_values = False
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if any(_has_value(a) for a in (*args, *kwargs.values())):
-            return call_torch(func, args, kwargs)
-        self.read_values |= func not in _OF_SHAPES
-        return func(*args, **kwargs)
-
-
-def _has_value(x: Any) -> bool:
-    return isinstance(x, Value) or (isinstance(x, (tuple, list)) and any(isinstance(i, Value) for i in x))
 
 
 def judge(name: str, tensors: dict[str, Any]) -> None:
