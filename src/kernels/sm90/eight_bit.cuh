@@ -44,7 +44,7 @@ TANDEM_DEVICE void EightBitConsumer<C>::store(const tile::QueryTile& t, float (&
       for (int j = 0; j < outputs / 4; ++j) o[4 * j + 2 * h] = o[4 * j + 2 * h + 1] = 0.0F;
     }
   }
-  output.store(t.index, o, finished);
+  output.template store<false>(t.index, o, finished);  // sums may be in units of V's scales
 }
 
 // ---- Entry ----

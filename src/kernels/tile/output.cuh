@@ -44,6 +44,7 @@ struct Output : FirstColumn<columns == T.head_dim_v> {
   const int warpgroup;
   const int thread;  ///< in the warpgroup
 
+  template <bool checked = true>
   TANDEM_DEVICE void store(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax);
   TANDEM_DEVICE void store_words(const TileIndex& t, const float (&o)[outputs], const float (&factor)[2],
                                  bool vectors);
@@ -60,7 +61,7 @@ struct Output : FirstColumn<columns == T.head_dim_v> {
   TANDEM_DEVICE void store_empty_heads(const TileIndex& t);
   TANDEM_DEVICE void store_part(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax,
                                 int part);
-  template <typename Row>
+  template <bool checked = true, typename Row>
   TANDEM_DEVICE void finish(const TileIndex& t, const Row (&rows)[2], float (&factor)[2]);
   TANDEM_DEVICE void store_empty_part(const TileIndex& t, int part);
   TANDEM_DEVICE void store_sum(int part, int row, const PartSum& sum);
@@ -174,7 +175,7 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_zeros(OutElement<T>* at,
 
 /// Writes the LSE of the thread's two rows, and finds what their O is multiplied by.
 template <Tiling T, bool invariant, int columns>
-template <typename Row>
+template <bool checked, typename Row>
 TANDEM_DEVICE void Output<T, invariant, columns>::finish(const TileIndex& t, const Row (&rows)[2],
                                                          float (&factor)[2]) {
   const FragmentPosition position(thread);
@@ -185,8 +186,8 @@ TANDEM_DEVICE void Output<T, invariant, columns>::finish(const TileIndex& t, con
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int query = query_of(t, position.row(h));
-    float lse = rows[h].finish(has_sink, T.heads_as_rows ? sink_of(t, position.row(h)) * log2_e : sink_log2,
-                               factor[h]);
+    float lse = rows[h].template finish<checked>(
+        has_sink, T.heads_as_rows ? sink_of(t, position.row(h)) * log2_e : sink_log2, factor[h]);
     if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
       factor[h] = 0.0F;
       lse = -ptx::infinity();
@@ -200,12 +201,13 @@ TANDEM_DEVICE void Output<T, invariant, columns>::finish(const TileIndex& t, con
 /// bytes of a row and the quad 64 in a run: no shared memory, so the next tile's loads need not wait for this
 /// store.
 template <Tiling T, bool invariant, int columns>
+template <bool checked>
 TANDEM_DEVICE void Output<T, invariant, columns>::store(const TileIndex& t, float (&o)[outputs],
                                                         const OnlineSoftmax& softmax) {
   ptx::trace(TraceEvent::stores);
   const RowSum rows[2] = {softmax.row(0), softmax.row(1)};
   float factor[2];
-  finish(t, rows, factor);
+  finish<checked>(t, rows, factor);
   // Rows without a result may hold NaN. To select at each word would cost as much as packing does.
   if (ptx::any_lane(factor[0] == 0.0F || factor[1] == 0.0F)) {
 #pragma unroll

@@ -21,7 +21,10 @@ struct RowSum : PartSum {
 
   /// Returns the row's LSE (natural logarithm), and in `factor` the number by which the output must be
   /// multiplied. A sink (logarithm to base 2) joins the sum. A row that has seen no key gets -inf and 0, as
-  /// has one with a sink that has seen nothing but -inf. Without a sink that one gets NaN.
+  /// has one with a sink that has seen nothing but -inf. Without a sink that one gets NaN. So does a row
+  /// whose reference was rounded by more than its exponentials have room for (logits beyond 2^27), if
+  /// `checked`: sums in units of their own do not tell.
+  template <bool checked = true>
   TANDEM_DEVICE float finish(bool has_sink, float sink_log2, float& factor) const {
     if (has_seen_nothing()) {
       const bool infinite = sum < 0.0F && !has_sink;
@@ -38,6 +41,13 @@ struct RowSum : PartSum {
       total = total * worth + ptx::exp2(sink_log2 - new_shift);
     }
     factor = worth * ptx::reciprocal(total);
+    if constexpr (checked) {
+      // The largest logit's exponential is 1 but for the reference's rounding. A total of infinity, or of
+      // less than 2^-8, whose largest weights may be 0 in 16 bits, makes the factor NaN: infinity * 0. (A
+      // comparison takes a register more, which kernels of 8-bit keys do not have: ptxas 13.)
+      factor = ptx::fma(total, 0.0F, factor);
+      factor = ptx::fma(factor * 0x1p120F, 0.0F, factor);
+    }
     return (new_shift + ptx::log2(total)) * ln_2;
   }
 };
