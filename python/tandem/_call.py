@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -37,46 +37,45 @@ NO_CACHE = (None,) * len(FORWARD_ONLY)
 #: The dtypes of 8-bit inputs. Their result is bf16 unless out_dtype says otherwise.
 CODES = (DType.e4m3, DType.s8)
 
-#: What to pass as an option that is not True or False.
-_KINDS = {
-    "scale": "a number, or None for head_dim_qk ** -0.5",
-    "window": "(left, right), two integers; -1 is unbounded",
-    "softcap": "a number; 0 is off",
-    "threads": "an integer; 0 is every core",
-    "split_size": "an integer, a multiple of 128; 0 is off",
-    "sm_limit": "an integer, at least 1, or 0 for all SMs",
-    "dropout_p": "a number, at least 0 (off) and below 1",
-    "dropout_seed": "an integer",
-    "dropout_offset": "an integer",
-}
+
+def _option(
+    default: Any, kind: str, expects: str = "True or False", *, operator: bool = True, jax: bool = True
+) -> Any:
+    """A row of the table of options: the kind as PyTorch's schemas have it, or one of "window", "precision"
+    and "word" (a seed); what an error tells to pass; and whether the operators of torch.ops.tandem and
+    tandem.jax take it. No gradient flows through an option."""
+    return field(
+        default=default, metadata={"kind": kind, "expects": expects, "operator": operator, "jax": jax}
+    )
 
 
 @dataclass(slots=True)  # frozen would make making one three times as slow
 class Call:
     """Everything of a call but the tensors that gradients flow through (q, k, v and the sink)."""
 
-    scale: float | None = None
-    causal: bool = False
-    window: tuple[int, int] = (-1, -1)
-    softcap: float = 0.0
-    deterministic: bool = False
-    pad: bool = False
-    check: bool = False
-    threads: int = 0
+    scale: float | None = _option(None, "float?", "a number, or None for head_dim_qk ** -0.5")
+    causal: bool = _option(False, "bool")
+    window: tuple[int, int] = _option((-1, -1), "window", "(left, right), two integers; -1 is unbounded")
+    softcap: float = _option(0.0, "float", "a number; 0 is off")
+    deterministic: bool = _option(False, "bool")
+    pad: bool = _option(False, "bool")
+    check: bool = _option(False, "bool", jax=False)
+    threads: int = _option(0, "SymInt", "an integer; 0 is every core")
     #: what METADATA names; None where not given
     metadata: tuple[Any, ...] = (None,) * len(METADATA)
-    precision: str = "exact"
-    strict: bool = False
-    split_size: int = 0
+    precision: str = _option("exact", "precision")
+    strict: bool = _option(False, "bool")
+    split_size: int = _option(0, "SymInt", "an integer, a multiple of 128; 0 is off")
     #: a _functions.Functions; None where the caller has none
     functions: Any = None
-    dropout_p: float = 0  # an integer: torch.compile takes it for a constant
+    # An integer: torch.compile takes it for a constant.
+    dropout_p: float = _option(0, "float", "a number, at least 0 (off) and below 1", operator=False)
     #: None until _dropout.draw
-    dropout_seed: int | None = None
-    dropout_offset: int = 0
+    dropout_seed: int | None = _option(None, "word", "an integer", operator=False)
+    dropout_offset: int = _option(0, "word", "an integer", operator=False)
     #: (batch, 4) int32, dropout_places of attention.hpp; None of whole sequences
     dropout_places: Any = None
-    sm_limit: int = 0
+    sm_limit: int = _option(0, "SymInt", "an integer, at least 1, or 0 for all SMs")
     #: formula(call, q, k, v, *captured): the result by operators with second derivatives; None: there is none
     formula: Any = None
 
@@ -136,27 +135,25 @@ class Call:
 
     def plain(self) -> Call:
         """The same with Python's own numbers, in place of NumPy's and of arrays and tensors of one."""
-        left, right = pair("window", self.window)
-        return Call(
-            None if self.scale is None else number("scale", self.scale),
-            flag("causal", self.causal),
-            (_integer(left), _integer(right)),
-            number("softcap", self.softcap),
-            flag("deterministic", self.deterministic),
-            flag("pad", self.pad),
-            flag("check", self.check),
-            _integer(self.threads),
-            self.metadata,
-            self.precision,
-            flag("strict", self.strict),
-            _integer(self.split_size),
-            self.functions,
-            self.dropout_p,
-            self.dropout_seed,
-            self.dropout_offset,
-            self.dropout_places,
-            _integer(self.sm_limit),
-        )
+        values = {name: _plain(name, kind, getattr(self, name)) for name, kind in KINDS if kind != "word"}
+        others = ("metadata", "functions", "dropout_seed", "dropout_offset", "dropout_places")
+        return Call(**values, **{name: getattr(self, name) for name in others})
+
+    def flat(self) -> tuple[Any, ...]:
+        """The metadata and options as the operators of torch.ops.tandem take them."""
+        plain = self.plain()
+        left, right = plain.window
+        at = OPERATOR.index("window")
+        values = [getattr(plain, name) for name in OPERATOR]
+        return (*plain.metadata, *values[:at], left, right, *values[at + 1 :])
+
+    @staticmethod
+    def of_flat(flat: Sequence[Any]) -> Call:
+        """The inverse of flat."""
+        metadata, values = tuple(flat[: len(METADATA)]), list(flat[len(METADATA) :])
+        at = OPERATOR.index("window")
+        values[at : at + 2] = [tuple(values[at : at + 2])]
+        return Call(**dict(zip(OPERATOR, values, strict=True)), metadata=metadata)
 
     def precision_code(self) -> _core.Precision:
         code = _PRECISIONS.get(self.precision) if isinstance(self.precision, str) else None
@@ -164,6 +161,35 @@ class Call:
             names = ", ".join(name for name in _PRECISIONS if "_" not in name)
             raise InvalidArgumentError(f"precision is {self.precision!r}; it must be one of {names}")
         return code
+
+
+_ROWS = {f.name: f.metadata for f in fields(Call) if f.metadata}
+#: (name, kind) of every option, and the names of those that torch.ops.tandem and tandem.jax take.
+KINDS = tuple((name, row["kind"]) for name, row in _ROWS.items())
+OPERATOR = tuple(name for name, row in _ROWS.items() if row["operator"])
+JAX = tuple(name for name, row in _ROWS.items() if row["jax"])
+
+
+def _plain(name: str, kind: str, value: Any) -> Any:
+    """An option as a value of Python's own."""
+    if kind == "window":
+        left, right = pair(name, value)
+        return _integer(left), _integer(right)
+    if kind == "bool":
+        return flag(name, value)
+    if kind == "SymInt":
+        return _integer(value)
+    if kind == "precision" or (kind == "float?" and value is None):
+        return value
+    return number(name, value)
+
+
+def schema() -> str:
+    """The options of the operators of torch.ops.tandem, as PyTorch's schemas write them."""
+    written = {"window": "SymInt {0}_left, SymInt {0}_right", "precision": "str {0}"}
+    return ", ".join(
+        written.get(kind, kind + " {0}").format(name) for name, kind in KINDS if name in OPERATOR
+    )
 
 
 #: by their names, with hyphens or underscores
@@ -174,9 +200,13 @@ _PRECISIONS = {
 }
 
 
+#: What stands for the option of an argument that is none.
+_FLAG = _ROWS["causal"]
+
+
 def misfit(name: str, value: Any, option: str | None = None) -> InvalidArgumentError:
     """The error of the argument `name`, which means that option (itself by default), of another type."""
-    return InvalidArgumentError(f"{name} is {value!r}; pass {_KINDS.get(option or name, 'True or False')}")
+    return InvalidArgumentError(f"{name} is {value!r}; pass {_ROWS.get(option or name, _FLAG)['expects']}")
 
 
 def _fits(name: str, value: Any) -> bool:

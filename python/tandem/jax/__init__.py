@@ -29,37 +29,14 @@ def attention(
     k: jax.Array,
     v: jax.Array,
     *,
-    scale: float | None = None,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
     sink: jax.Array | None = None,
-    cu_seqlens_q: jax.Array | None = None,
-    cu_seqlens_k: jax.Array | None = None,
-    seqused_q: jax.Array | None = None,
-    seqused_k: jax.Array | None = None,
-    q_scale: jax.Array | None = None,
-    k_scale: jax.Array | None = None,
-    v_scale: jax.Array | None = None,
-    page_table: jax.Array | None = None,
-    leftpad_k: jax.Array | None = None,
-    cache_batch_idx: jax.Array | None = None,
-    causal_by_sequence: jax.Array | None = None,
     return_lse: bool = False,
     out_dtype: Any = None,
-    pad: bool = False,
-    deterministic: bool = False,
-    threads: int = 0,
-    precision: str = "exact",
-    strict: bool = False,
-    split_size: int = 0,
-    sm_limit: int = 0,
     bias: jax.Array | None = None,
     mask: jax.Array | None = None,
-    dropout_p: float = 0.0,
     dropout_seed: int | jax.Array | None = None,
-    dropout_offset: int = 0,
     dropout_places: jax.Array | None = None,
+    **options: Any,
 ) -> Any:
     """As `tandem.attention`, on JAX arrays; all its arguments but ``out``, ``check`` and functions.
     Gradients flow to q, k, v, sink and bias, from the LSE too; those of a cache
@@ -80,53 +57,29 @@ def attention(
         what a call of the whole would: of each batch entry its first query head, counted through all batch
         entries; the places of its first query and of its first key; and the distance from row to row.
     """
+    given = {name: options.pop(name, None) for name in _call.METADATA}
+    for name in options:
+        if name not in _call.JAX:
+            raise TypeError(f"attention() got an unexpected keyword argument {name!r}")
     if out_dtype is not None:
         out_dtype = _arrays.dtype_named(out_dtype).name
     return_lse = _call.flag("return_lse", return_lse)
-    window = _call.pair("window", window)
-    given = (
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_q,
-        seqused_k,
-        q_scale,
-        k_scale,
-        v_scale,
-        page_table,
-        leftpad_k,
-        cache_batch_idx,
-        _call.integers(causal_by_sequence),
-    )
+    given["causal_by_sequence"] = _call.integers(given["causal_by_sequence"])
     inputs = {"q": q, "k": k, "v": v} | ({} if sink is None else {"sink": sink})
     inputs = {name: jnp.asarray(array) for name, array in inputs.items()}
-    score, seen, read = _functions_of(given, inputs["q"], inputs["k"], bias, mask)
-    dropout_p = _call.number("dropout_p", dropout_p)
-    seed, key = _seed_of(dropout_p, dropout_seed) if dropout_p != 0 else (0, None)
-    options = _xla.Options(
-        scale,
-        causal,
-        window,
-        softcap,
-        deterministic,
-        pad,
-        threads,
-        precision,
-        strict,
-        split_size,
-        out_dtype,
-        score,
-        seen,
-        dropout_p,
-        seed,
-        _call.word("dropout_offset", dropout_offset),
-        sm_limit,
-    )
-    named = {**dict(zip(_call.METADATA, given, strict=True)), "dropout_places": dropout_places}
+    score, seen, read = _functions_of(tuple(given.values()), inputs["q"], inputs["k"], bias, mask)
+    call = _call.Call(**options)
+    call.window = _call.pair("window", call.window)
+    call.dropout_p = _call.number("dropout_p", call.dropout_p)
+    call.dropout_offset = _call.word("dropout_offset", call.dropout_offset)
+    call.dropout_seed, key = _seed_of(call.dropout_p, dropout_seed) if call.dropout_p != 0 else (0, None)
+    asked = _xla.Options(tuple(getattr(call, name) for name in _call.JAX), out_dtype, score, seen)
+    named = given | {"dropout_places": dropout_places}
     named["dropout_seed"] = key
     metadata = {name: jnp.asarray(array) for name, array in named.items() if array is not None}
     for name, array in read.items():
         (inputs if jnp.issubdtype(array.dtype, jnp.floating) else metadata)[name] = array
-    out, lse = _xla.attention(options, inputs, metadata)
+    out, lse = _xla.attention(asked, inputs, metadata)
     return (out, lse) if return_lse else out
 
 

@@ -38,65 +38,36 @@ def _end_calls() -> None:
 class Options:
     """What a traced call is specialised for."""
 
-    scale: float | None
-    causal: bool
-    window: tuple[int, int]
-    softcap: float
-    deterministic: bool
-    pad: bool
-    threads: int
-    precision: str
-    strict: bool
-    split_size: int
+    #: of _call.JAX
+    values: tuple[Any, ...]
     out_dtype: str | None
     #: functions as text, which read t0, t1, ...; "": none
     score_function: str = ""
     mask_function: str = ""
-    dropout_p: float = 0.0
-    #: of calls without the input dropout_seed
-    dropout_seed: int = 0
-    dropout_offset: int = 0
-    sm_limit: int = 0
+
+    @functools.cached_property
+    def call(self) -> _call.Call:
+        return _call.Call(**dict(zip(_call.JAX, self.values, strict=True)))
 
     def attributes(self) -> dict[str, Any]:
-        return {
-            "has_scale": self.scale is not None,
-            "scale": np.float32(self.scale or 0.0),
-            "causal": self.causal,
-            "window_left": np.int64(self.window[0]),
-            "window_right": np.int64(self.window[1]),
-            "softcap": np.float32(self.softcap),
-            "deterministic": self.deterministic,
-            "pad": self.pad,
-            "threads": np.int64(self.threads),
-            "precision": np.int64(self.call().precision_code().value),
-            "strict": self.strict,
-            "split_size": np.int64(self.split_size),
-            "score_function": self.score_function,
-            "mask_function": self.mask_function,
-            "dropout_p": np.float32(self.dropout_p),
-            "dropout_seed": np.uint64(self.dropout_seed),
-            "dropout_offset": np.uint64(self.dropout_offset),
-            "sm_limit": np.int64(self.sm_limit),
-        }
+        found: dict[str, Any] = {"score_function": self.score_function, "mask_function": self.mask_function}
+        for name, kind in _call.KINDS:
+            value = getattr(self.call, name)
+            if name not in _call.JAX:
+                continue
+            if kind == "window":
+                found |= {f"{name}_left": np.int64(value[0]), f"{name}_right": np.int64(value[1])}
+            elif kind == "precision":
+                found[name] = np.int64(self.call.precision_code().value)
+            else:
+                found[name] = _NUMPY[kind](value or 0)
+            if kind == "float?":
+                found[f"has_{name}"] = value is not None
+        return found
 
-    def call(self) -> _call.Call:
-        return _call.Call(
-            scale=self.scale,
-            causal=self.causal,
-            window=self.window,
-            softcap=self.softcap,
-            deterministic=self.deterministic,
-            pad=self.pad,
-            threads=self.threads,
-            precision=self.precision,
-            strict=self.strict,
-            split_size=self.split_size,
-            dropout_p=self.dropout_p,
-            dropout_seed=self.dropout_seed,
-            dropout_offset=self.dropout_offset,
-            sm_limit=self.sm_limit,
-        )
+
+#: An option's kind as an attribute of a target.
+_NUMPY = {"float": np.float32, "float?": np.float32, "bool": bool, "SymInt": np.int64, "word": np.uint64}
 
 
 def _outputs(options: Options, q: jax.Array, v: jax.Array) -> dict[str, jax.ShapeDtypeStruct]:
@@ -116,14 +87,14 @@ def _check(options: Options, arrays: dict[str, Any], backward: bool) -> None:
 
     names = _core.BACKWARD if backward else _core.FORWARD
     views = tuple(view(name, arrays[name]) if name in arrays else None for name in names)
-    asked = options.call().options()
+    asked = options.call.options()
     if options.score_function or options.mask_function:
         read = [view(f"t{n}", arrays[f"t{n}"]) for n in range(len(arrays)) if f"t{n}" in arrays]
         wanted = [n for n in range(len(read)) if f"dt{n}" in arrays]
         asked.set_functions(options.score_function or None, options.mask_function or None, read, wanted)
         asked.set_captured_gradients([view(f"dt{n}", arrays[f"dt{n}"]) for n in wanted])
     if "dropout_places" in arrays:
-        asked.set_dropout(options.dropout_p, 0, 0, view("dropout_places", arrays["dropout_places"]))
+        asked.set_dropout(options.call.dropout_p, 0, 0, view("dropout_places", arrays["dropout_places"]))
     _core.workspace_bytes(views, asked, backward)
 
 
@@ -139,7 +110,7 @@ def _run(
 
     if jax.device_count() == 1 or not _WHOLE.isdisjoint(arrays):
         return list(run(results, arrays))
-    return list(_shards.Shards(run, arrays, results, options.dropout_p != 0)(*arrays.values()))
+    return list(_shards.Shards(run, arrays, results, options.call.dropout_p != 0)(*arrays.values()))
 
 
 #: Arrays of calls that are not divided over devices: k and v have no batch, or the call is a part itself.

@@ -22,13 +22,7 @@ from tandem.functions import _functions
 from tandem.torch import _derivatives, _flops, _with_functions
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sink"
-_OPTIONS = (
-    ", ".join(f"Tensor? {name}" for name in _call.METADATA)
-    + ", float? scale, bool causal, SymInt window_left, SymInt window_right, float softcap,"
-    " bool deterministic, bool pad, bool check, SymInt threads, str precision, bool strict,"
-    " SymInt split_size, SymInt sm_limit"
-)
-
+_OPTIONS = ", ".join((*(f"Tensor? {name}" for name in _call.METADATA), _call.schema()))
 _BACKWARD = f"Tensor dout, Tensor? dlse, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}"
 _NEEDED = "bool need_dq, bool need_dk, bool need_dv, bool need_dsink"  # torch.jit.trace takes no bool[4]
 _FUNCTIONS = "str? score, str? mask, Tensor[] read"  # of a _functions.Functions
@@ -58,30 +52,19 @@ def flat(call: _call.Call) -> tuple[Any, ...]:
             "functions of scores are not part of torch.ops.tandem; call tandem.attention outside of "
             "profilers, compilers and transforms, or leave the function out"
         )
-    return _flat(call)
+    return call.flat()
 
 
 def flat_with_functions(call: _call.Call) -> tuple[Any, ...]:
     """A call as the arguments that _OPTIONS and _FUNCTIONS name."""
     functions: _functions.Functions = call.functions
-    return (*_flat(call), functions.score, functions.mask, functions.arrays)
-
-
-def _flat(call: _call.Call) -> tuple[Any, ...]:
-    o = call.plain()
-    options = (o.scale, o.causal, *o.window, o.softcap, o.deterministic, o.pad, o.check)
-    return (*o.metadata, *options, o.threads, o.precision, o.strict, o.split_size, o.sm_limit)
+    return (*call.flat(), functions.score, functions.mask, functions.arrays)
 
 
 def unflat(flat: Sequence[Any]) -> _call.Call:
     """The inverse of flat. Called as an operator runs, when PyTorch's wish for determinism counts."""
-    count = len(_call.METADATA)
-    scale, causal, left, right, softcap, deterministic, pad, check, threads, *rest, limit = flat[count:]
-    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    metadata = tuple(flat[:count])
-    options = (scale, causal, (left, right), softcap, deterministic, pad, check, threads, metadata, *rest)
-    call = _call.Call(*options)
-    call.sm_limit = limit
+    call = _call.Call.of_flat(flat)
+    call.deterministic = call.deterministic or torch.are_deterministic_algorithms_enabled()
     return call
 
 
