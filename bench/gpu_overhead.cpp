@@ -16,10 +16,10 @@
 
 #include "api/make_problem.hpp"
 #include "gpu/device.hpp"
-#include "gpu/run.hpp"
 #include "gpu/step_params.hpp"
 #include "gpu/tensor_map.hpp"
-#include "plan/plan_gpu.hpp"
+#include "ops/plan_gpu.hpp"
+#include "ops/run.hpp"
 #include "tandem/attention.hpp"
 
 namespace {

@@ -36,17 +36,17 @@
 #include <vector>
 
 #include "api/make_problem.hpp"
+#include "config/fields.hpp"
 #include "cpu/common/convert.hpp"
 #include "gpu/device.hpp"
-#include "gpu/eight_bit_forward_params.hpp"
-#include "gpu/quantize_params.hpp"
-#include "gpu/run.hpp"
 #include "gpu_check.hpp"
-#include "kernels/config/fields.hpp"
-#include "plan/backward_plan.hpp"
-#include "plan/eight_bit_plan.hpp"
-#include "plan/forward_plan.hpp"
-#include "plan/plan_gpu.hpp"
+#include "ops/backward/plan.hpp"
+#include "ops/eight_bit/launch.hpp"
+#include "ops/eight_bit/plan.hpp"
+#include "ops/forward/plan.hpp"
+#include "ops/plan_gpu.hpp"
+#include "ops/quantize/launch.hpp"
+#include "ops/run.hpp"
 #include "tandem/error.hpp"
 
 namespace {

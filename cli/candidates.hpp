@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/config/fields.hpp"
+#include "config/fields.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem {

@@ -8,8 +8,8 @@
 #include "api/make_problem.hpp"
 #include "command.hpp"
 #include "entropy.hpp"
+#include "ops/plan.hpp"
 #include "outputs.hpp"
-#include "plan/plan.hpp"
 #include "problem/problem.hpp"
 #include "verification.hpp"
 

@@ -2,7 +2,7 @@
 
 #include "gpu/compiler.hpp"
 #include "gpu/describe.hpp"
-#include "plan/plan_gpu.hpp"
+#include "ops/plan_gpu.hpp"
 
 namespace tandem::cli {
 

@@ -266,7 +266,7 @@ void add_tune(CLI::App& app, Command& chosen) {
 each is then checked against the planned Config's result on poisoned outputs, and all are timed in rounds.
 They run in a process of their own: a Config that hangs or faults is named, left out, and the others go on.
 ratio is the planned Config's time over this one's: above 1 is faster. Fields are documented in
-src/kernels/config/forward.hpp; 0 and 1 are off and on.
+src/ops/forward/config.hpp; 0 and 1 are off and on.
 
 Examples:
   tandem tune --seqlen 8192 --causal no --block-n 112,128,144,160,176 --stages 2,3

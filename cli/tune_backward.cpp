@@ -2,10 +2,10 @@
 #include <memory>
 
 #include "api/make_problem.hpp"
-#include "gpu/backward_params.hpp"
-#include "gpu/run.hpp"
-#include "plan/backward_plan.hpp"
-#include "plan/plan_gpu.hpp"
+#include "ops/backward/launch.hpp"
+#include "ops/backward/plan.hpp"
+#include "ops/plan_gpu.hpp"
+#include "ops/run.hpp"
 #include "tune_course.hpp"
 
 namespace tandem::cli {

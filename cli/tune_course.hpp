@@ -8,8 +8,8 @@
 
 #include "candidates.hpp"
 #include "gpu/device.hpp"
-#include "kernels/config/backward.hpp"
-#include "kernels/config/forward.hpp"
+#include "ops/backward/config.hpp"
+#include "ops/forward/config.hpp"
 #include "race.hpp"
 #include "tandem/attention.hpp"
 

@@ -2,10 +2,10 @@
 #include <memory>
 
 #include "api/make_problem.hpp"
-#include "gpu/forward_params.hpp"
-#include "gpu/run.hpp"
-#include "plan/forward_plan.hpp"
-#include "plan/plan_gpu.hpp"
+#include "ops/forward/launch.hpp"
+#include "ops/forward/plan.hpp"
+#include "ops/plan_gpu.hpp"
+#include "ops/run.hpp"
 #include "tune_course.hpp"
 
 namespace tandem::cli {

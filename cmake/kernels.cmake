@@ -1,8 +1,8 @@
 # Device code as text in the library.
 file(GLOB_RECURSE TANDEM_DEVICE_FILES RELATIVE ${PROJECT_SOURCE_DIR}/src CONFIGURE_DEPENDS
-  ${PROJECT_SOURCE_DIR}/src/kernels/*.cuh)
-list(APPEND TANDEM_DEVICE_FILES kernels/config/append.hpp kernels/config/backward.hpp kernels/config/eight_bit.hpp kernels/config/forward.hpp kernels/config/functions.hpp kernels/config/pack.hpp kernels/config/quantize.hpp
-  problem/interval.hpp problem/quantized_layout.hpp problem/recipe.hpp kernels/config/trace.hpp kernels/config/types.hpp)
+  ${PROJECT_SOURCE_DIR}/src/ops/*.cuh ${PROJECT_SOURCE_DIR}/src/tile/*.cuh ${PROJECT_SOURCE_DIR}/src/ptx/*.cuh)
+list(APPEND TANDEM_DEVICE_FILES ops/cache/config.hpp ops/backward/config.hpp ops/eight_bit/config.hpp ops/forward/config.hpp ops/functions/config.hpp ops/pack/config.hpp ops/quantize/config.hpp
+  problem/interval.hpp problem/quantized_layout.hpp problem/recipe.hpp config/trace.hpp config/types.hpp)
 list(TRANSFORM TANDEM_DEVICE_FILES PREPEND ${PROJECT_SOURCE_DIR}/src/ OUTPUT_VARIABLE TANDEM_DEVICE_PATHS)
 set(TANDEM_EMBEDDED_SOURCES ${CMAKE_CURRENT_BINARY_DIR}/embedded_sources.cpp)
 add_custom_command(OUTPUT ${TANDEM_EMBEDDED_SOURCES}
@@ -23,11 +23,11 @@ endif()
 if(TANDEM_NVRTC)
   # The library's own sources but those that compute, with its flags, so that the compiler cache has them. It is built
   # even where nothing is shipped, so that it cannot go stale.
-  add_library(tandem_kernel_compiler OBJECT gpu/append_params.cpp gpu/backward_params.cpp gpu/cache.cpp gpu/compiler.cpp
-    gpu/device.cpp gpu/driver.cpp gpu/forward_params.cpp gpu/function_source.cpp gpu/kernel_spec.cpp gpu/kernels.cpp gpu/nvrtc.cpp gpu/pack_params.cpp gpu/param_fields.cpp gpu/eight_bit_forward_params.cpp
-    gpu/quantize_params.cpp gpu/step_params.cpp
-    gpu/shipped.cpp gpu/shipped_none.cpp gpu/sources.cpp gpu/tensor_map.cpp problem/effective.cpp problem/fmt.cpp problem/log.cpp plan/backward_plan.cpp plan/facts.cpp plan/forward_explain.cpp plan/forward_legality.cpp plan/forward_plan.cpp plan/portable_set.cpp plan/sm80_backward_plan.cpp plan/sm80_forward_plan.cpp
-    plan/append_plan.cpp plan/quantize_plan.cpp plan/eight_bit_plan.cpp ${TANDEM_EMBEDDED_SOURCES})
+  add_library(tandem_kernel_compiler OBJECT ops/cache/launch.cpp ops/backward/launch.cpp gpu/cache.cpp gpu/compiler.cpp
+    gpu/device.cpp gpu/driver.cpp ops/forward/launch.cpp gpu/function_source.cpp gpu/kernel_spec.cpp gpu/kernels.cpp gpu/nvrtc.cpp ops/pack/launch.cpp gpu/param_fields.cpp ops/eight_bit/launch.cpp
+    ops/quantize/launch.cpp gpu/step_params.cpp
+    gpu/shipped.cpp gpu/shipped_none.cpp gpu/sources.cpp gpu/tensor_map.cpp problem/effective.cpp problem/fmt.cpp problem/log.cpp ops/backward/plan.cpp plan/facts.cpp ops/forward/explain.cpp ops/forward/legality.cpp ops/forward/plan.cpp ops/portable_set.cpp ops/backward/sm80_plan.cpp ops/forward/sm80_plan.cpp
+    ops/cache/plan.cpp ops/quantize/plan.cpp ops/eight_bit/plan.cpp ${TANDEM_EMBEDDED_SOURCES})
   target_include_directories(tandem_kernel_compiler PUBLIC ${PROJECT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(tandem_kernel_compiler PUBLIC OpenMP::OpenMP_CXX tandem_fmt_headers ${CMAKE_DL_LIBS} PRIVATE tandem_flags)
   add_executable(ship_kernels ${PROJECT_SOURCE_DIR}/tools/ship_kernels.cpp)

@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutants import KERNELS, ROOT
+from mutants import ROOT, SOURCE
 
 WORK = ROOT / "build" / "mutation"
 # The quickest first. The contract's tests run every mask and length on a few kernels.
@@ -62,13 +62,13 @@ class Build:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def read_headers(self) -> dict[str, set[str]]:
-        """Of each object, the files of src/kernels that it includes."""
+        """Of each object, the device sources that it includes."""
         headers: dict[str, set[str]] = {}
         name = ""
         for line in self.ninja("deps").splitlines():
             if line.startswith("    "):
                 path = Path(os.path.normpath(self.directory / line.strip()))
-                if path.is_relative_to(KERNELS):
+                if path.suffix == ".cuh" and path.is_relative_to(SOURCE):
                     headers[name].add(path.relative_to(ROOT).as_posix())
             elif line:
                 name = line.split(":")[0]

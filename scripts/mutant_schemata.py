@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mutant_build import Build, Program, Run, limits, noticed, run
 from mutant_switches import with_switches
-from mutants import KERNELS, ROOT, Mutant
+from mutants import ROOT, Mutant
 
 SWITCHES = ROOT / "tests" / "kernels" / "mutation"
 FIRST_BATCH = 0.5  # seconds of tests that one program runs before the next; each batch is twice the last
@@ -219,12 +219,11 @@ class Schemata:
 
 def blamed(output: str, overlay: Path, spans: dict[str, dict[int, range]]) -> set[int]:
     """The mutants at the lines of errors; where there are none, those at lines that led to one."""
-    kernels = overlay / KERNELS.name
     for kind in (r"error: ", r""):
-        places = re.findall(rf"^{re.escape(str(kernels))}/(\S+?):(\d+):\d+: .*{kind}", output, re.MULTILINE)
+        places = re.findall(rf"^{re.escape(str(overlay))}/(\S+?):(\d+):\d+: .*{kind}", output, re.MULTILINE)
         found = set()
         for path, line in places:
-            lines = spans.get(f"src/{KERNELS.name}/{path}", {})
+            lines = spans.get(f"src/{path}", {})
             found |= {number for number, span in lines.items() if int(line) in span}
         if found:
             return found

@@ -3,7 +3,7 @@
 A mutant is one change to one line: a bound moved by one, a comparison turned, a stage or phase that does not
 advance, a count off by one, a mask's condition turned, a scale left out, a wait, arrival or fence left out.
 Comments and preprocessor lines stay, as does what decides at compile time that something does not compile.
-In src/kernels/ptx, functions have one body for the hardware and one for the emulator: both stay, and only
+In src/ptx, functions have one body for the hardware and one for the emulator: both stay, and only
 what the two share is changed.
 """
 
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-KERNELS = ROOT / "src" / "kernels"
-ROOMS = ("common", "ptx", "sm80", "sm90", "tile")  # config/ is for the host, too: tests/plan tests it
+SOURCE = ROOT / "src"
+DEVICE = ("ops", "ptx", "tile")  # Configs are for the host, too: tests/plan tests them
 
 WAITS = (
     r"(?:\w+(?:<[\w ]*>)?(?:\[[^;\]]*\])?(?:\.|->|::))*(?:template )?"
@@ -130,7 +130,7 @@ def mutants_of(path: Path, seed: int) -> list[Mutant]:
 
 
 def sources() -> list[Path]:
-    return sorted(path for room in ROOMS for path in (KERNELS / room).glob("*.cuh"))
+    return sorted(path for room in DEVICE for path in (SOURCE / room).rglob("*.cuh"))
 
 
 def weight(found: list[Mutant]) -> float:

@@ -2,7 +2,7 @@
 
     python scripts/mutate.py [--count 240] [--json FILE]      a run; it goes on where an earlier one stopped
     python scripts/mutate.py --list                           what would be tried
-    python scripts/mutate.py --only src/kernels/tile/mask.cuh
+    python scripts/mutate.py --only src/tile/mask.cuh
     python scripts/mutate.py --retry                          tries survivors again, after a test was added
     python scripts/mutate.py --sample                         a few mutants of the parts, as `make test` does
 
@@ -161,7 +161,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--count", type=int, default=240)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", nargs="+", default=[], metavar="FILE", help="files of src/kernels")
+    parser.add_argument("--only", nargs="+", default=[], metavar="FILE", help="device sources")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "release")
     parser.add_argument("--jobs", type=int, default=1, help="compilers, and mutants, at a time")
     parser.add_argument("--list", action="store_true")
@@ -209,7 +209,7 @@ def sample(directory: Path) -> int:
     a mutant that no test can notice, so not all have to be killed."""
     build = Build(directory, ["kernels_tile_tests"])
     files = {file for o in build.programs[0].objects for file in build.headers.get(o, ())}
-    parts = sorted(file for file in files if file.startswith("src/kernels/tile/"))
+    parts = sorted(file for file in files if file.startswith("src/tile/"))
     mutants = chosen(SAMPLE, 1, parts)
     schemata = Schemata(build, mutants, WORK / "sample", 1, checks_first=False)
     reached = [mutant for mutant in mutants if schemata.reaches(mutant)]

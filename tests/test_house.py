@@ -12,18 +12,21 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 SOURCE = ROOT / "src"
 
-# A room includes itself, the public headers, and the rooms named here.
+# A room includes itself, the public headers, and the rooms named here. In a folder of ops/, config.hpp belongs to
+# the room config, and device code to the room of its architecture; the rest, for the host, is the room ops.
+DEVICE = {"tile", "ptx", "config", "problem"}
 MAY_INCLUDE = {
-    "api": {"plan", "cpu", "gpu", "problem"},
-    "plan": {"cpu", "gpu", "kernels/config", "problem"},
+    "api": {"ops", "plan", "cpu", "gpu", "problem"},
+    "ops": {"plan", "cpu", "gpu", "config", "problem"},
+    "plan": {"gpu", "config", "problem"},
     "cpu": {"problem"},
-    "gpu": {"kernels/config", "problem"},
-    "kernels/sm90": {"kernels/tile", "kernels/ptx", "kernels/config", "problem"},
-    "kernels/sm80": {"kernels/tile", "kernels/ptx", "kernels/config", "problem"},
-    "kernels/common": {"kernels/tile", "kernels/ptx", "kernels/config", "problem"},
-    "kernels/tile": {"kernels/ptx", "kernels/config", "problem"},
-    "kernels/ptx": {"kernels/config", "problem"},
-    "kernels/config": {"problem"},
+    "gpu": {"config", "problem"},
+    "ops/sm90": DEVICE,
+    "ops/sm80": DEVICE,
+    "ops/common": DEVICE,
+    "tile": {"ptx", "config", "problem"},
+    "ptx": {"config", "problem"},
+    "config": {"problem"},
     "problem": set(),
 }
 # The emulator's header stands in for the hardware's instructions.
@@ -33,7 +36,9 @@ EMULATOR = "emulator.hpp"
 def room_of(path: str) -> str:
     """The room of a file named relative to src/."""
     parts = path.split("/")
-    return "/".join(parts[:2]) if parts[0] == "kernels" else parts[0]
+    if parts[0] == "ops" and parts[-1] == "config.hpp":
+        return "config"
+    return f"ops/{parts[2]}" if parts[0] == "ops" and path.endswith(".cuh") else parts[0]
 
 
 def arrows() -> list[tuple[str, str, str]]:
@@ -155,7 +160,7 @@ LONGEST_FUNCTION = 80
 # the same variables, the same statements become other machine code. With the iteration alone as a member
 # template on references, of five Configs the three without masks stay as they are; those with masks have as
 # many instructions and registers, in another order.
-LONGER = {("src/kernels/sm90/forward_consumer.cuh", "ForwardConsumer<C>::compute"): 190}
+LONGER = {("src/ops/forward/sm90/forward_consumer.cuh", "ForwardConsumer<C>::compute"): 190}
 
 
 def sources(*patterns: str) -> list[Path]:

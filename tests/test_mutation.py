@@ -50,7 +50,7 @@ def test_a_mutant_is_one_changed_line_of_code_that_gpu_and_emulator_share() -> N
 def test_lines_above_a_mutant_do_not_change_the_choice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = mutants.KERNELS / "tile" / "mask.cuh"
+    path = mutants.SOURCE / "tile" / "mask.cuh"
     before = mutants.mutants_of(path, 1)
     moved = tmp_path / path.relative_to(ROOT)
     moved.parent.mkdir(parents=True)
@@ -159,10 +159,10 @@ def test_every_mutant_of_the_kernels_gets_a_switch_on_its_line() -> None:
 
 
 def test_errors_of_the_compiler_are_blamed_on_the_mutants_at_their_lines() -> None:
-    spans = {"src/kernels/tile/mask.cuh": {3: range(10, 12), 4: range(20, 21)}}
-    error = "/o/kernels/tile/mask.cuh:11:5: error: no match\n/o/kernels/tile/mask.cuh:20:1: note: see\n"
+    spans = {"src/tile/mask.cuh": {3: range(10, 12), 4: range(20, 21)}}
+    error = "/o/tile/mask.cuh:11:5: error: no match\n/o/tile/mask.cuh:20:1: note: see\n"
     assert mutant_schemata.blamed(error, Path("/o"), spans) == {3}
-    inside = "/o/kernels/tile/mask.cuh:20:1:   required from here\n/usr/x.hpp:1:1: error: no\n"
+    inside = "/o/tile/mask.cuh:20:1:   required from here\n/usr/x.hpp:1:1: error: no\n"
     assert mutant_schemata.blamed(inside, Path("/o"), spans) == {4}
     assert mutant_schemata.blamed("/usr/x.hpp:1:1: error: no\n", Path("/o"), spans) == set()
 

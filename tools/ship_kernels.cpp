@@ -19,21 +19,21 @@
 #include <thread>
 #include <vector>
 
-#include "gpu/append_params.hpp"
-#include "gpu/backward_params.hpp"
 #include "gpu/cache.hpp"
-#include "gpu/eight_bit_forward_params.hpp"
-#include "gpu/forward_params.hpp"
 #include "gpu/kernel_spec.hpp"
-#include "gpu/pack_params.hpp"
-#include "gpu/quantize_params.hpp"
 #include "gpu/shipped.hpp"
-#include "plan/append_plan.hpp"
-#include "plan/backward_plan.hpp"
-#include "plan/eight_bit_plan.hpp"
-#include "plan/forward_plan.hpp"
-#include "plan/portable_set.hpp"
-#include "plan/quantize_plan.hpp"
+#include "ops/backward/launch.hpp"
+#include "ops/backward/plan.hpp"
+#include "ops/cache/launch.hpp"
+#include "ops/cache/plan.hpp"
+#include "ops/eight_bit/launch.hpp"
+#include "ops/eight_bit/plan.hpp"
+#include "ops/forward/launch.hpp"
+#include "ops/forward/plan.hpp"
+#include "ops/pack/launch.hpp"
+#include "ops/portable_set.hpp"
+#include "ops/quantize/launch.hpp"
+#include "ops/quantize/plan.hpp"
 #include "tandem/error.hpp"
 
 namespace {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "kernels/config/trace.hpp"
+#include "config/trace.hpp"
 #include "trace/model.hpp"
 
 namespace tandem::cli::trace {

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "kernels/config/forward.hpp"
+#include "ops/forward/config.hpp"
 #include "trace/model.hpp"
 
 namespace tandem::cli::trace {

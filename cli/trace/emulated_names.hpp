@@ -6,7 +6,7 @@
 #include <array>
 #include <cstddef>
 
-#include "kernels/sm90/forward.cuh"
+#include "ops/forward/sm90/forward.cuh"
 #include "trace/emulated.hpp"
 
 namespace tandem::cli::trace {

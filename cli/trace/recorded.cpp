@@ -6,9 +6,9 @@
 
 #include "api/make_problem.hpp"
 #include "gpu/device.hpp"
-#include "gpu/forward_params.hpp"
-#include "gpu/trace.hpp"
 #include "launch.hpp"
+#include "ops/forward/launch.hpp"
+#include "ops/forward/trace.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem::cli::trace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/config/trace.hpp"
+#include "config/trace.hpp"
 #include "recording.hpp"
 #include "trace/emulated.hpp"
 

@@ -2,8 +2,8 @@
 #include "cpu/cache/append.hpp"
 #include "api/append_builder.hpp"
 #include "api/trace.hpp"
-#include "gpu/run.hpp"
-#include "plan/plan_gpu.hpp"
+#include "ops/plan_gpu.hpp"
+#include "ops/run.hpp"
 
 namespace tandem {
 

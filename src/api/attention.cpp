@@ -10,8 +10,8 @@
 #include "api/trace.hpp"
 #include "api/workspace.hpp"
 #include "cpu/cpu.hpp"
-#include "gpu/run.hpp"
-#include "plan/plan.hpp"
+#include "ops/plan.hpp"
+#include "ops/run.hpp"
 #include "problem/effective.hpp"
 #include "problem/mask_window.hpp"
 

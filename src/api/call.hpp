@@ -3,7 +3,7 @@
 #pragma once
 
 #include "api/make_problem.hpp"
-#include "plan/plan.hpp"
+#include "ops/plan.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem {

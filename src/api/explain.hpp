@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "plan/plan.hpp"
+#include "ops/plan.hpp"
 #include "problem/problem.hpp"
 
 namespace tandem {

@@ -8,8 +8,8 @@
 #include "api/make_merge_problem.hpp"
 #include "api/operand_of.hpp"
 #include "api/trace.hpp"
-#include "gpu/run.hpp"
-#include "plan/plan_gpu.hpp"
+#include "ops/plan_gpu.hpp"
+#include "ops/run.hpp"
 #include "problem/append_problem.hpp"
 #include "tandem/cache.hpp"
 

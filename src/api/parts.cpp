@@ -14,7 +14,7 @@
 #include "api/part_rows.hpp"
 #include "api/workspace.hpp"
 #include "gpu/scratch.hpp"
-#include "plan/plan_gpu.hpp"
+#include "ops/plan_gpu.hpp"
 #include "tandem/cache.hpp"
 
 namespace tandem {

@@ -7,8 +7,8 @@
 #include "api/check.hpp"
 #include "api/trace.hpp"
 #include "cpu/quantize/quantize.hpp"
-#include "gpu/run.hpp"
-#include "plan/plan_gpu.hpp"
+#include "ops/plan_gpu.hpp"
+#include "ops/run.hpp"
 
 namespace tandem {
 namespace {

@@ -15,7 +15,7 @@ constexpr const char* portable_architecture = "compute_80";
 
 /// Names one specialised kernel: the file it is in, the expression that instantiates it, and for what.
 struct KernelName {
-  std::string header;                              ///< "kernels/sm90/forward.cuh"
+  std::string header;                              ///< "ops/forward/sm90/forward.cuh"
   std::string expression;                          ///< "tandem::forward<tandem::ForwardConfig{...}>"
   std::string architecture = hopper_architecture;  ///< that it is compiled for
   std::string functions = {};  ///< text behind the file: the caller's functions that it is compiled with

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/config/functions.hpp"
+#include "ops/functions/config.hpp"
 #include "tandem/function.hpp"
 
 namespace tandem::gpu {

@@ -5,10 +5,10 @@
 #include <optional>
 #include <string>
 
-#include "kernels/config/backward.hpp"
+#include "ops/backward/config.hpp"
 
-#include "kernels/config/functions.hpp"
-#include "kernels/config/types.hpp"
+#include "config/types.hpp"
+#include "ops/functions/config.hpp"
 #include "problem/problem.hpp"
 
 namespace tandem::gpu {

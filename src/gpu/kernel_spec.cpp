@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "kernels/config/fields.hpp"
+#include "config/fields.hpp"
 
 namespace tandem::gpu {
 namespace {

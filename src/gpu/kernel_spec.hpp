@@ -7,12 +7,12 @@
 #include <variant>
 
 #include "gpu/compiler.hpp"
-#include "kernels/config/append.hpp"
-#include "kernels/config/backward.hpp"
-#include "kernels/config/eight_bit.hpp"
-#include "kernels/config/forward.hpp"
-#include "kernels/config/pack.hpp"
-#include "kernels/config/quantize.hpp"
+#include "ops/backward/config.hpp"
+#include "ops/cache/config.hpp"
+#include "ops/eight_bit/config.hpp"
+#include "ops/forward/config.hpp"
+#include "ops/pack/config.hpp"
+#include "ops/quantize/config.hpp"
 
 namespace tandem::gpu {
 
@@ -41,7 +41,7 @@ struct KernelSpec {
   const char* entry;   ///< its name in namespace tandem, that of a template on a Config
   BlockShape (*block)(const KernelConfig& config);
   /// Gives StepParams::fill what the kernel is launched with, the same for all kernels of a call that have
-  /// this function. Null where the call has Params of its own (gpu/run.cpp).
+  /// this function. Null where the call has Params of its own (ops/run.cpp).
   void (*params)(StepParams& call, const Step& step) = nullptr;
 
   /// The kernel as `config`, one of its kind, specialises it.

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "config/fields.hpp"
 #include "gpu/kernels.hpp"
-#include "kernels/config/fields.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::gpu {

@@ -8,9 +8,9 @@
 #include <numeric>
 #include <optional>
 
+#include "config/tensor_map_spec.hpp"
+#include "config/types.hpp"
 #include "gpu/workspace.hpp"
-#include "kernels/config/tensor_map_spec.hpp"
-#include "kernels/config/types.hpp"
 #include "problem/problem.hpp"
 
 namespace tandem::gpu {

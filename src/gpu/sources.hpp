@@ -7,7 +7,7 @@
 
 namespace tandem::gpu {
 
-/// One file of device code and the name that #include finds it under, for example "kernels/ptx/base.cuh".
+/// One file of device code and the name that #include finds it under, for example "ptx/base.cuh".
 struct Source {
   const char* name;
   const char* text;

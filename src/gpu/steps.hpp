@@ -1,4 +1,4 @@
-// A call on a GPU as src/plan decides it: the problem that its kernels see, the workspace, and the launches
+// A call on a GPU as src/ops decides it: the problem that its kernels see, the workspace, and the launches
 // in their order. gpu::run walks them; explain, tune and the benches read them.
 #pragma once
 
@@ -8,7 +8,6 @@
 #include <span>
 #include <string>
 
-#include "gpu/forward_params.hpp"
 #include "gpu/kernel_spec.hpp"
 #include "gpu/param_fields.hpp"
 #include "gpu/workspace.hpp"
@@ -57,6 +56,21 @@ class StepList {
   };
   Slots slots_;
   std::size_t count_ = 0;
+};
+
+/// How a forward launch divides its work, and the room that partial results take.
+struct WorkDivision {
+  int ctas = 0;  ///< as many as multiprocessors hold, or one a work item where there are fewer
+  std::int64_t part_outputs = 0;  ///< numbers of ForwardParams::part_out
+  std::int64_t part_sums = 0;
+  std::int64_t combine_ctas = 0;  ///< of the kernel behind it, one without a tile; 0: nothing to merge
+  int split_blocks = 0;           ///< as in ForwardParams
+  int part_rows = 0;
+  int most_ctas = 0;  ///< split_ctas, split_few_ctas and split_least: with pairs clusters are counted
+  int few_ctas = 0;
+  int least = 1;
+  int items = 0;   ///< split_items
+  int levels = 0;  ///< split_levels
 };
 
 struct Steps {

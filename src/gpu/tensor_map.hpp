@@ -1,7 +1,7 @@
 // Tensor maps, encoded by the driver.
 #pragma once
 
-#include "kernels/config/tensor_map_spec.hpp"
+#include "config/tensor_map_spec.hpp"
 
 namespace tandem::gpu {
 

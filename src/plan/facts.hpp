@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "config/types.hpp"
 #include "gpu/device.hpp"
-#include "kernels/config/types.hpp"
 #include "problem/effective.hpp"
 #include "problem/problem.hpp"
 

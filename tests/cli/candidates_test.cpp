@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "plan/forward_plan.hpp"
+#include "ops/forward/plan.hpp"
 
 namespace tandem {
 namespace {

@@ -3,8 +3,8 @@
 #include <cuda.h>
 #include <gtest/gtest.h>
 
+#include "config/types.hpp"
 #include "gpu/abi.hpp"
-#include "kernels/config/types.hpp"
 
 namespace tandem::gpu {
 namespace {

@@ -1,6 +1,6 @@
 // The kernel cache: whatever happens to its files, a kernel is found whole or not at all.
 #include "gpu/cache.hpp"
-#include "gpu/forward_params.hpp"
+#include "ops/forward/launch.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -238,11 +238,11 @@ TEST(CacheKey, DependsOnWhatAKernelIncludesAlone) {
   std::vector<Source> sources(device_sources().begin(), device_sources().end());
   const std::string header = kernels::forward.name(ForwardConfig{}).header;
   for (Source& source : sources) {
-    if (source.name == std::string_view("kernels/common/append.cuh")) source.text = "// a comment";
+    if (source.name == std::string_view("ops/cache/common/append.cuh")) source.text = "// a comment";
   }
   EXPECT_EQ(sources_digest(header, sources), sources_digest(header));
-  EXPECT_NE(sources_digest("kernels/common/append.cuh", sources),
-            sources_digest("kernels/common/append.cuh"));
+  EXPECT_NE(sources_digest("ops/cache/common/append.cuh", sources),
+            sources_digest("ops/cache/common/append.cuh"));
 }
 
 /// The whole chain, in child processes so that memory is empty each time.

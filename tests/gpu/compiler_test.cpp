@@ -1,6 +1,6 @@
 // NVRTC at work: it needs no GPU. Skipped, with the reason, where there is no NVRTC.
 #include "gpu/compiler.hpp"
-#include "gpu/forward_params.hpp"
+#include "ops/forward/launch.hpp"
 
 #include <gtest/gtest.h>
 
@@ -130,7 +130,7 @@ TEST(KernelExpression, NamesEveryField) {
 TEST(Sources, AreEmbedded) {
   bool forward = false;
   for (const Source& source : device_sources())
-    forward |= std::string(source.name) == "kernels/sm90/forward.cuh";
+    forward |= std::string(source.name) == "ops/forward/sm90/forward.cuh";
   EXPECT_TRUE(forward);
 }
 

@@ -9,8 +9,8 @@
 
 #include "driver_fixture.hpp"
 #include "gpu/cache.hpp"
-#include "gpu/forward_params.hpp"
 #include "gpu/launch.hpp"
+#include "ops/forward/launch.hpp"
 
 namespace tandem::gpu {
 namespace {

@@ -13,7 +13,7 @@
 #include "harness/expect.hpp"
 #include "harness/quantized.hpp"
 #include "harness/recipe_reference.hpp"
-#include "plan/eight_bit_plan.hpp"
+#include "ops/eight_bit/plan.hpp"
 #include "problem/recipe_of.hpp"
 
 namespace tandem::gpu {
@@ -187,7 +187,7 @@ TEST_P(Quantized, NothingToDoIsDone) {
   for (const Case& c : empty_cases()) check_eight_bit(with_setting(c));
 }
 
-/// Causal heads of 64 are planned otherwise from some number of keys on (eight_bit_plan.cpp).
+/// Causal heads of 64 are planned otherwise from some number of keys on (eight_bit/plan.cpp).
 TEST_P(Quantized, LongSequencesMatchTheCpu) {
   Case c = with_setting(small_case(DType::bf16, 900, 6250));
   c.heads_q = 3;

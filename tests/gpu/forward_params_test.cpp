@@ -1,12 +1,12 @@
 // From a Problem to what the kernel is launched with, without a driver.
-#include "gpu/forward_params.hpp"
+#include "ops/forward/launch.hpp"
 
 #include <gtest/gtest.h>
 
 #include <climits>
 
-#include "plan/forward_plan.hpp"
-#include "plan/steps.hpp"
+#include "ops/forward/plan.hpp"
+#include "ops/steps.hpp"
 
 namespace tandem::gpu {
 namespace {

@@ -6,16 +6,16 @@
 #include <optional>
 #include <string_view>
 
-#include "gpu/backward_params.hpp"
-#include "gpu/forward_params.hpp"
 #include "gpu/function_source.hpp"
 #include "gpu/kernels.hpp"
 #include "kernel_sample.hpp"
-#include "plan/backward_plan.hpp"
-#include "plan/forward_plan.hpp"
-#include "plan/function_plan.hpp"
-#include "plan/sm80_backward_plan.hpp"
-#include "plan/sm80_forward_plan.hpp"
+#include "ops/backward/launch.hpp"
+#include "ops/backward/plan.hpp"
+#include "ops/backward/sm80_plan.hpp"
+#include "ops/forward/launch.hpp"
+#include "ops/forward/plan.hpp"
+#include "ops/forward/sm80_plan.hpp"
+#include "ops/functions/plan.hpp"
 #include "problem/mask_window.hpp"
 
 namespace tandem::gpu {

@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "fake/fake_driver.hpp"
-#include "gpu/append_params.hpp"
 #include "gpu/describe.hpp"
 #include "gpu/device.hpp"
 #include "gpu/kernels.hpp"
 #include "gpu/launch.hpp"
 #include "gpu/shipped.hpp"
-#include "plan/portable_set.hpp"
+#include "ops/cache/launch.hpp"
+#include "ops/portable_set.hpp"
 #include "tandem/attention.hpp"
 #include "tandem/log.hpp"
 

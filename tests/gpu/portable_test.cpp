@@ -4,11 +4,11 @@
 
 #include <string>
 
-#include "gpu/append_params.hpp"
 #include "gpu/kernels.hpp"
 #include "gpu/shipped.hpp"
 #include "kernel_sample.hpp"
-#include "plan/portable_set.hpp"
+#include "ops/cache/launch.hpp"
+#include "ops/portable_set.hpp"
 
 namespace tandem::gpu {
 namespace {

@@ -1,11 +1,11 @@
 // The quantiser on a GPU, against the CPU's: every bit of quantized values and scales. What the emulator
 // cannot tell is how the hardware rounds to e4m3 and divides.
-#include "gpu/quantize_params.hpp"
+#include "ops/quantize/launch.hpp"
 
 #include "gpu/device.hpp"
-#include "gpu/run.hpp"
-#include "plan/quantize_plan.hpp"
-#include "plan/steps.hpp"
+#include "ops/quantize/plan.hpp"
+#include "ops/run.hpp"
+#include "ops/steps.hpp"
 
 #include "gpu_cases.hpp"
 #include "harness/call.hpp"

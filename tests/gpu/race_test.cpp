@@ -10,7 +10,7 @@
 #include <limits>
 
 #include "gpu/kernels.hpp"
-#include "gpu/pack_params.hpp"
+#include "ops/pack/launch.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::cli {

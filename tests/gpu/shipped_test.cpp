@@ -1,23 +1,23 @@
 // The archive of kernels that is linked into the library, and what ptxas makes of the set that goes
 // into it.
 #include "gpu/shipped.hpp"
-#include "gpu/append_params.hpp"
-#include "gpu/eight_bit_forward_params.hpp"
-#include "gpu/forward_params.hpp"
-#include "gpu/quantize_params.hpp"
+#include "ops/cache/launch.hpp"
+#include "ops/eight_bit/launch.hpp"
+#include "ops/forward/launch.hpp"
+#include "ops/quantize/launch.hpp"
 
 #include <gtest/gtest.h>
 
-#include "gpu/backward_params.hpp"
 #include "gpu/kernel_spec.hpp"
 #include "gpu/kernels.hpp"
 #include "kernel_sample.hpp"
-#include "plan/append_plan.hpp"
-#include "plan/backward_plan.hpp"
-#include "plan/eight_bit_plan.hpp"
-#include "plan/forward_plan.hpp"
-#include "plan/portable_set.hpp"
-#include "plan/quantize_plan.hpp"
+#include "ops/backward/launch.hpp"
+#include "ops/backward/plan.hpp"
+#include "ops/cache/plan.hpp"
+#include "ops/eight_bit/plan.hpp"
+#include "ops/forward/plan.hpp"
+#include "ops/portable_set.hpp"
+#include "ops/quantize/plan.hpp"
 
 namespace tandem::gpu {
 namespace {

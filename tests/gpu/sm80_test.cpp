@@ -2,17 +2,17 @@
 // memory.
 #include <gtest/gtest.h>
 
-#include "gpu/append_params.hpp"
-#include "gpu/backward_params.hpp"
 #include "gpu/compiler.hpp"
-#include "gpu/forward_params.hpp"
 #include "gpu/kernel_spec.hpp"
 #include "gpu/kernels.hpp"
-#include "gpu/pack_params.hpp"
 #include "kernel_sample.hpp"
-#include "plan/forward_plan.hpp"
-#include "plan/sm80_backward_plan.hpp"
-#include "plan/sm80_forward_plan.hpp"
+#include "ops/backward/launch.hpp"
+#include "ops/backward/sm80_plan.hpp"
+#include "ops/cache/launch.hpp"
+#include "ops/forward/launch.hpp"
+#include "ops/forward/plan.hpp"
+#include "ops/forward/sm80_plan.hpp"
+#include "ops/pack/launch.hpp"
 
 namespace tandem::gpu {
 namespace {

@@ -1,5 +1,5 @@
 // Which tensors TMA can move.
-#include "kernels/config/tensor_map_spec.hpp"
+#include "config/tensor_map_spec.hpp"
 
 #include <gtest/gtest.h>
 

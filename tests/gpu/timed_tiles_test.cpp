@@ -9,9 +9,9 @@
 #include "gpu_runner.hpp"
 #include "harness/recipe_reference.hpp"
 #include "harness/sample.hpp"
-#include "plan/backward_plan.hpp"
-#include "plan/eight_bit_plan.hpp"
-#include "plan/forward_plan.hpp"
+#include "ops/backward/plan.hpp"
+#include "ops/eight_bit/plan.hpp"
+#include "ops/forward/plan.hpp"
 #include "problem/recipe_of.hpp"
 
 namespace tandem::gpu {

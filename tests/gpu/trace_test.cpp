@@ -1,6 +1,6 @@
 // Kernels with timestamps: what ptxas makes of them.
-#include "gpu/trace.hpp"
-#include "gpu/forward_params.hpp"
+#include "ops/forward/trace.hpp"
+#include "ops/forward/launch.hpp"
 
 #include <gtest/gtest.h>
 

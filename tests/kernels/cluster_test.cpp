@@ -6,13 +6,13 @@
 #include <functional>
 #include <numeric>
 
-#include "kernels/ptx/barrier.cuh"
-#include "kernels/ptx/mbarrier.cuh"
-#include "kernels/ptx/memory.cuh"
-#include "kernels/ptx/tma.cuh"
-#include "kernels/ptx/warp.cuh"
-#include "kernels/tile/pipeline.cuh"
 #include "launch.hpp"
+#include "ptx/barrier.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "tile/pipeline.cuh"
 
 namespace tandem::kernel_tests {
 namespace {

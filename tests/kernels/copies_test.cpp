@@ -5,9 +5,9 @@
 #include <functional>
 
 #include "fault_of.hpp"
-#include "kernels/ptx/barrier.cuh"
-#include "kernels/ptx/memory.cuh"
 #include "launch.hpp"
+#include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
 
 namespace tandem::kernel_tests {
 namespace {

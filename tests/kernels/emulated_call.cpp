@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "gpu/pack_params.hpp"
-#include "kernels/common/pack.cuh"
+#include "ops/pack/common/pack.cuh"
+#include "ops/pack/launch.hpp"
 
 namespace tandem::kernel_tests {
 

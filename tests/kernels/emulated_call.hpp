@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "api/make_problem.hpp"
+#include "config/fields.hpp"
 #include "harness/box.hpp"
-#include "kernels/config/fields.hpp"
 #include "launch.hpp"
 #include "problem/problem.hpp"
 

@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "gpu/quantize_params.hpp"
 #include "launch.hpp"
+#include "ops/quantize/launch.hpp"
 
 // After it: the device language has names at file scope that others declare inside theirs.
-#include "kernels/common/mean_of_keys.cuh"
-#include "kernels/common/quantize.cuh"
+#include "ops/quantize/common/mean_of_keys.cuh"
+#include "ops/quantize/common/quantize.cuh"
 
 namespace tandem::kernel_tests {
 

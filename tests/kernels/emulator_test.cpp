@@ -7,13 +7,13 @@
 #include <numeric>
 
 #include "fault_of.hpp"
-#include "kernels/ptx/barrier.cuh"
-#include "kernels/ptx/memory.cuh"
-#include "kernels/ptx/registers.cuh"
-#include "kernels/ptx/tma.cuh"
-#include "kernels/ptx/warp.cuh"
-#include "kernels/ptx/wgmma.cuh"
 #include "launch.hpp"
+#include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
 
 namespace tandem::kernel_tests {
 namespace {

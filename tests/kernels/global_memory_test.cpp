@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "fault_of.hpp"
-#include "kernels/ptx/barrier.cuh"
-#include "kernels/ptx/memory.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
 
 namespace tandem::kernel_tests {
 namespace {

@@ -1,4 +1,4 @@
-// One kernel that shows what the instructions of src/kernels/ptx do: swizzles, register layouts, roundings,
+// One kernel that shows what the instructions of src/ptx do: swizzles, register layouts, roundings,
 // votes. It runs in the emulator and on a GPU, and must write the same bytes
 // (tests/gpu/hardware_truth_test.cpp compares them; what a GPU wrote is recorded in hardware_truth.bin, so
 // that the comparison needs none). Each launch runs one section, so that an instruction that faults on a GPU,

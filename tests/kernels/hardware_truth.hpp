@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "config/tensor_map_spec.hpp"
 #include "hardware_truth.cuh"
-#include "kernels/config/tensor_map_spec.hpp"
 
 namespace tandem::kernel_tests {
 

@@ -1,13 +1,13 @@
 // What the sections of the kernel in hardware_truth.cuh are, and what they share: inputs, outputs, loads.
 #pragma once
 
-#include "kernels/ptx/barrier.cuh"
-#include "kernels/ptx/math.cuh"
-#include "kernels/ptx/memory.cuh"
-#include "kernels/ptx/mma.cuh"
-#include "kernels/ptx/tma.cuh"
-#include "kernels/ptx/warp.cuh"
-#include "kernels/ptx/wgmma_bytes.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma_bytes.cuh"
 
 namespace tandem::kernel_tests {
 

@@ -1,4 +1,4 @@
-// The instructions of src/kernels/ptx in the emulator: against their formulas, and against the bytes that a
+// The instructions of src/ptx in the emulator: against their formulas, and against the bytes that a
 // GPU wrote.
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // The kernel that packs tensors for TMA, in the emulator: every element, zeros behind them, no
 // access outside.
-#include "kernels/common/pack.cuh"
+#include "ops/pack/common/pack.cuh"
 
 #include <gtest/gtest.h>
 

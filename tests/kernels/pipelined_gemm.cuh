@@ -3,12 +3,12 @@
 // a bulk store. The emulator must catch every mistake, whatever the interleaving.
 #pragma once
 
-#include "kernels/ptx/barrier.cuh"
-#include "kernels/ptx/math.cuh"
-#include "kernels/ptx/memory.cuh"
-#include "kernels/ptx/tma.cuh"
-#include "kernels/ptx/warp.cuh"
-#include "kernels/ptx/wgmma.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
 
 namespace tandem::kernel_tests {
 

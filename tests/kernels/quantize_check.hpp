@@ -2,8 +2,8 @@
 // bit for bit, where quantized_layout.hpp puts them. For the emulator and for a GPU.
 #pragma once
 
-#include "gpu/quantize_params.hpp"
 #include "harness/call.hpp"
+#include "ops/quantize/launch.hpp"
 
 namespace tandem::kernel_tests {
 

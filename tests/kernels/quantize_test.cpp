@@ -6,16 +6,16 @@
 #include "cpu/quantize/quantize.hpp"
 #include "emulated_call.hpp"
 #include "emulated_quantize.hpp"
-#include "gpu/quantize_tensor_params.hpp"
 #include "harness/element.hpp"
 #include "harness/quantized.hpp"
-#include "plan/quantize_plan.hpp"
+#include "ops/quantize/plan.hpp"
+#include "ops/quantize/tensor_launch.hpp"
 #include "problem/mixed.hpp"
 #include "problem/recipe_of.hpp"
 #include "quantize_check.hpp"
 
 // After them: the device language has names at file scope that others declare inside theirs.
-#include "kernels/common/dequantize.cuh"
+#include "ops/quantize/common/dequantize.cuh"
 
 namespace tandem::kernel_tests {
 namespace {

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 
-#include "kernels/ptx/barrier.cuh"
-#include "kernels/ptx/math.cuh"
-#include "kernels/ptx/mbarrier.cuh"
-#include "kernels/ptx/memory.cuh"
 #include "launch.hpp"
+#include "ptx/barrier.cuh"
+#include "ptx/math.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
 
 namespace tandem {
 namespace {

@@ -6,10 +6,10 @@
 #include <bit>
 #include <random>
 
-#include "kernels/ptx/barrier.cuh"
-#include "kernels/tile/copied_rows.cuh"
-#include "kernels/tile/warp_operands.cuh"
 #include "launch.hpp"
+#include "ptx/barrier.cuh"
+#include "tile/copied_rows.cuh"
+#include "tile/warp_operands.cuh"
 
 namespace tandem::kernel_tests {
 namespace {

@@ -1,5 +1,5 @@
 // The plans of append_kv and merge: one launch or none, and what the kernels refuse.
-#include "plan/append_plan.hpp"
+#include "ops/cache/plan.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 #include <string>
 #include <utility>
 
-#include "gpu/append_params.hpp"
-#include "kernels/config/fields.hpp"
-#include "plan/plan_gpu.hpp"
+#include "config/fields.hpp"
+#include "ops/cache/launch.hpp"
+#include "ops/plan_gpu.hpp"
 
 namespace tandem {
 namespace {

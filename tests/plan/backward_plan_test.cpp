@@ -1,5 +1,5 @@
 // Every backward Config that the heuristics can pick is one that can exist.
-#include "plan/backward_plan.hpp"
+#include "ops/backward/plan.hpp"
 
 #include <gtest/gtest.h>
 

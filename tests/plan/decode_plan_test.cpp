@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/forward_params.hpp"
-#include "plan/forward_plan.hpp"
+#include "ops/forward/launch.hpp"
+#include "ops/forward/plan.hpp"
 #include "problem/effective.hpp"
 
 namespace tandem {

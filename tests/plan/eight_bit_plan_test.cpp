@@ -1,5 +1,5 @@
 // Every 8-bit Config that the table gives is one that can exist.
-#include "plan/eight_bit_plan.hpp"
+#include "ops/eight_bit/plan.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,12 +1,12 @@
 // Every Config that the heuristics can pick is one that can exist.
-#include "plan/forward_plan.hpp"
+#include "ops/forward/plan.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
 
-#include "gpu/forward_params.hpp"
+#include "ops/forward/launch.hpp"
 
 namespace tandem {
 namespace {

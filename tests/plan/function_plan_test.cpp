@@ -1,5 +1,5 @@
 // What functions on scores make of the plan of a call.
-#include "plan/function_plan.hpp"
+#include "ops/functions/plan.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "gpu/function_source.hpp"
-#include "plan/backward_plan.hpp"
+#include "ops/backward/plan.hpp"
+#include "ops/forward/plan.hpp"
 #include "plan/checks.hpp"
-#include "plan/forward_plan.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem {

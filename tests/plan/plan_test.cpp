@@ -1,8 +1,8 @@
 // Problem + device -> Plan.
-#include "plan/plan.hpp"
-#include "gpu/backward_params.hpp"
-#include "gpu/eight_bit_forward_params.hpp"
-#include "gpu/forward_params.hpp"
+#include "ops/plan.hpp"
+#include "ops/backward/launch.hpp"
+#include "ops/eight_bit/launch.hpp"
+#include "ops/forward/launch.hpp"
 
 #include <gtest/gtest.h>
 

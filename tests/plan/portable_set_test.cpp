@@ -1,5 +1,5 @@
 // The portable part of the shipped set: what it has, and which calls it serves.
-#include "plan/portable_set.hpp"
+#include "ops/portable_set.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 
 #include "api/make_problem.hpp"
 #include "gpu/steps.hpp"
-#include "plan/sm80_backward_plan.hpp"
-#include "plan/sm80_forward_plan.hpp"
+#include "ops/backward/sm80_plan.hpp"
+#include "ops/forward/sm80_plan.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem {

@@ -6,14 +6,14 @@
 #include <string>
 
 #include "api/make_problem.hpp"
-#include "gpu/backward_params.hpp"
-#include "gpu/forward_params.hpp"
 #include "gpu/kernel_spec.hpp"
+#include "ops/backward/launch.hpp"
+#include "ops/backward/sm80_plan.hpp"
+#include "ops/forward/launch.hpp"
+#include "ops/forward/sm80_plan.hpp"
+#include "ops/plan.hpp"
+#include "ops/plan_gpu.hpp"
 #include "plan/facts.hpp"
-#include "plan/plan.hpp"
-#include "plan/plan_gpu.hpp"
-#include "plan/sm80_backward_plan.hpp"
-#include "plan/sm80_forward_plan.hpp"
 #include "tandem/attention.hpp"
 #include "tandem/function.hpp"
 

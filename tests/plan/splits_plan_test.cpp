@@ -3,9 +3,9 @@
 
 #include "api/make_problem.hpp"
 #include "gpu/device.hpp"
-#include "gpu/forward_params.hpp"
-#include "plan/forward_plan.hpp"
-#include "plan/plan.hpp"
+#include "ops/forward/launch.hpp"
+#include "ops/forward/plan.hpp"
+#include "ops/plan.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem {

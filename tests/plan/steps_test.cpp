@@ -1,13 +1,13 @@
 // What a call on a GPU consists of, without a driver.
-#include "plan/steps.hpp"
-#include "gpu/quantize_params.hpp"
+#include "ops/steps.hpp"
+#include "ops/quantize/launch.hpp"
 
 #include <gtest/gtest.h>
 
 #include "api/make_problem.hpp"
 #include "gpu/device.hpp"
 #include "gpu/step_params.hpp"
-#include "plan/plan_gpu.hpp"
+#include "ops/plan_gpu.hpp"
 
 namespace tandem {
 namespace {

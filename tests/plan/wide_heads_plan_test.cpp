@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "gpu/forward_params.hpp"
 #include "gpu/kernel_spec.hpp"
-#include "plan/forward_plan.hpp"
+#include "ops/forward/launch.hpp"
+#include "ops/forward/plan.hpp"
 #include "problem/effective.hpp"
 
 namespace tandem {

@@ -1,5 +1,5 @@
 // Which keys K's mean is taken over, in which order: all, or of longer sequences a sample
-// (kernels/config/recipe.hpp).
+// (problem/recipe.hpp).
 #pragma once
 
 #include <algorithm>

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "config/trace.hpp"
 #include "gpu/abi.hpp"
-#include "kernels/config/forward.hpp"
-#include "kernels/config/trace.hpp"
+#include "ops/forward/config.hpp"
 
 namespace tandem::gpu::fake {
 

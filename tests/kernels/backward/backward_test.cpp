@@ -5,9 +5,9 @@
 #include <limits>
 
 #include "backward/emulated_backward.hpp"
-#include "gpu/backward_params.hpp"
 #include "harness/expect.hpp"
-#include "kernels/tile/backward_tiles.cuh"
+#include "ops/backward/launch.hpp"
+#include "tile/backward_tiles.cuh"
 
 namespace tandem::kernel_tests {
 namespace {

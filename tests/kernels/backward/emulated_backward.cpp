@@ -8,10 +8,10 @@
 
 #include "forward/emulated_forward.hpp"
 #include "functions/any_function.hpp"
-#include "gpu/backward_params.hpp"
 #include "gpu/function_source.hpp"
-#include "kernels/common/clear_gradients.cuh"
-#include "kernels/common/convert.cuh"
+#include "ops/backward/common/convert.cuh"
+#include "ops/backward/launch.hpp"
+#include "ops/functions/common/clear_gradients.cuh"
 
 namespace tandem::kernel_tests {
 

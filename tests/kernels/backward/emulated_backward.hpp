@@ -8,7 +8,7 @@
 
 #include "emulated_call.hpp"
 #include "harness/call.hpp"
-#include "kernels/config/backward.hpp"
+#include "ops/backward/config.hpp"
 
 namespace tandem::kernel_tests {
 

@@ -4,11 +4,11 @@
 #include <array>
 
 #include "backward/emulated_backward.hpp"
-#include "kernels/common/block_lists.cuh"
-#include "kernels/common/convert.cuh"
-#include "kernels/common/preprocess.cuh"
-#include "kernels/sm80/backward.cuh"
-#include "kernels/sm90/backward.cuh"
+#include "ops/backward/common/convert.cuh"
+#include "ops/backward/common/preprocess.cuh"
+#include "ops/backward/sm80/backward.cuh"
+#include "ops/backward/sm90/backward.cuh"
+#include "ops/functions/common/block_lists.cuh"
 
 namespace tandem::kernel_tests {
 

@@ -8,10 +8,10 @@
 
 #include "api/make_merge_problem.hpp"
 #include "cache/emulated_cache.hpp"
-#include "gpu/append_params.hpp"
-#include "kernels/common/stored_rows.cuh"
 #include "launch.hpp"
-#include "plan/append_plan.hpp"
+#include "ops/cache/common/stored_rows.cuh"
+#include "ops/cache/launch.hpp"
+#include "ops/cache/plan.hpp"
 
 namespace tandem::kernel_tests {
 namespace {

@@ -7,11 +7,11 @@
 #include "api/append_builder.hpp"
 #include "api/make_merge_problem.hpp"
 #include "emulated_call.hpp"
-#include "gpu/append_params.hpp"
-#include "kernels/common/append.cuh"
-#include "kernels/common/merge.cuh"
 #include "launch.hpp"
-#include "plan/append_plan.hpp"
+#include "ops/cache/common/append.cuh"
+#include "ops/cache/common/merge.cuh"
+#include "ops/cache/launch.hpp"
+#include "ops/cache/plan.hpp"
 
 namespace tandem::kernel_tests {
 namespace {

@@ -14,7 +14,7 @@
 #include "launch.hpp"
 
 // After it: the device language has names at file scope that it declares inside others.
-#include "kernels/tile/lazy_softmax.cuh"
+#include "tile/lazy_softmax.cuh"
 
 namespace tandem::kernel_tests {
 namespace {

@@ -8,8 +8,8 @@
 #include "cpu/cpu.hpp"
 #include "cpu/quantize/quantize.hpp"
 #include "emulated_call.hpp"
-#include "gpu/eight_bit_forward_params.hpp"
 #include "launch.hpp"
+#include "ops/eight_bit/launch.hpp"
 
 namespace tandem::kernel_tests {
 namespace {

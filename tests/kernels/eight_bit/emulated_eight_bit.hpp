@@ -6,7 +6,7 @@
 #include <span>
 
 #include "harness/call.hpp"
-#include "kernels/config/eight_bit.hpp"
+#include "ops/eight_bit/config.hpp"
 
 namespace tandem::kernel_tests {
 

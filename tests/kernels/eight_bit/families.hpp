@@ -6,7 +6,7 @@
 #include "eight_bit/emulated_eight_bit.hpp"
 
 // After it: the device language has names at file scope that it declares inside others.
-#include "kernels/sm90/eight_bit.cuh"
+#include "ops/eight_bit/sm90/eight_bit.cuh"
 
 namespace tandem::kernel_tests {
 

@@ -8,14 +8,14 @@
 #include "eight_bit/families.hpp"
 #include "emulated_call.hpp"
 #include "emulated_quantize.hpp"
-#include "gpu/eight_bit_forward_params.hpp"
 #include "harness/quantized.hpp"
 #include "harness/recipe_reference.hpp"
-#include "plan/quantize_plan.hpp"
+#include "ops/eight_bit/launch.hpp"
+#include "ops/quantize/plan.hpp"
 #include "problem/recipe_of.hpp"
 
 // After the other headers, as they say.
-#include "kernels/common/arrange_quantized.cuh"
+#include "ops/quantize/common/arrange_quantized.cuh"
 
 namespace tandem::kernel_tests {
 namespace {

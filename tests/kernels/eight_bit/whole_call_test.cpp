@@ -9,9 +9,9 @@
 #include "eight_bit/emulated_eight_bit.hpp"
 #include "emulated_call.hpp"
 #include "emulated_quantize.hpp"
-#include "gpu/eight_bit_forward_params.hpp"
 #include "harness/recipe_reference.hpp"
-#include "plan/quantize_plan.hpp"
+#include "ops/eight_bit/launch.hpp"
+#include "ops/quantize/plan.hpp"
 
 namespace tandem::kernel_tests {
 namespace {

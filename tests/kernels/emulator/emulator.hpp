@@ -17,7 +17,7 @@
 // clocks (clock.hpp) know what happens before what, and a shadow of shared memory (shadow.hpp) who wrote and
 // read each word: an access that only lucky timing makes right is a fault in every interleaving.
 //
-// This header declares what src/kernels/ptx calls. What a function does is written there.
+// This header declares what src/ptx calls. What a function does is written there.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "kernels/config/types.hpp"
+#include "config/types.hpp"
 
 namespace tandem::emulator {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "config/tensor_map_spec.hpp"
 #include "emulator.hpp"
-#include "kernels/config/tensor_map_spec.hpp"
 #include "recording.hpp"
 
 namespace tandem::emulator {

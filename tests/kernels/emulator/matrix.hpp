@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "clock.hpp"
-#include "kernels/config/types.hpp"
+#include "config/types.hpp"
 
 namespace tandem::emulator {
 

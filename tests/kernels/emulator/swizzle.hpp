@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/config/tensor_map_spec.hpp"
+#include "config/tensor_map_spec.hpp"
 
 namespace tandem::emulator {
 

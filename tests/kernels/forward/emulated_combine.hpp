@@ -2,7 +2,7 @@
 #pragma once
 
 #include "forward/emulated_forward.hpp"
-#include "kernels/common/combine.cuh"
+#include "ops/split/common/combine.cuh"
 
 namespace tandem::kernel_tests {
 

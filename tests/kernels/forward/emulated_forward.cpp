@@ -6,7 +6,7 @@
 
 #include "functions/any_function.hpp"
 #include "gpu/function_source.hpp"
-#include "plan/forward_plan.hpp"
+#include "ops/forward/plan.hpp"
 
 namespace tandem::kernel_tests {
 

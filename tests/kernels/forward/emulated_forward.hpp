@@ -8,10 +8,10 @@
 #include <string>
 
 #include "emulated_call.hpp"
-#include "gpu/forward_params.hpp"
 #include "harness/runner.hpp"
-#include "kernels/config/forward.hpp"
 #include "launch.hpp"
+#include "ops/forward/config.hpp"
+#include "ops/forward/launch.hpp"
 
 namespace tandem::kernel_tests {
 

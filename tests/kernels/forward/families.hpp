@@ -4,10 +4,10 @@
 #include "forward/emulated_combine.hpp"
 #include "forward/emulated_forward.hpp"
 #include "forward/variants.hpp"
-#include "kernels/common/block_lists.cuh"
-#include "kernels/sm90/decode.cuh"
-#include "kernels/sm90/forward.cuh"
-#include "kernels/sm90/forward_wide.cuh"
+#include "ops/decode/sm90/decode.cuh"
+#include "ops/forward/sm90/forward.cuh"
+#include "ops/functions/common/block_lists.cuh"
+#include "ops/latent/sm90/forward_wide.cuh"
 
 namespace tandem::kernel_tests {
 

@@ -8,7 +8,7 @@
 #include "api/make_problem.hpp"
 #include "forward/emulated_forward.hpp"
 #include "harness/expect.hpp"
-#include "plan/forward_plan.hpp"
+#include "ops/forward/plan.hpp"
 
 namespace tandem::kernel_tests {
 namespace {

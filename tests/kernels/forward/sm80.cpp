@@ -1,7 +1,7 @@
 // The family sm80: every shape of its tiles, then kernels that run any problem up to a head dimension.
 #include "forward/emulated_combine.hpp"
 #include "forward/variants.hpp"
-#include "kernels/sm80/forward.cuh"
+#include "ops/forward/sm80/forward.cuh"
 
 namespace tandem::kernel_tests {
 namespace {

@@ -1,7 +1,7 @@
 // Configs that kernels of every family have variants of.
 #pragma once
 
-#include "kernels/config/forward.hpp"
+#include "ops/forward/config.hpp"
 
 namespace tandem::kernel_tests {
 

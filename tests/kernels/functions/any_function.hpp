@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "harness/call.hpp"
-#include "kernels/tile/functions.cuh"
+#include "tile/functions.cuh"
 
 namespace tandem::kernel_tests {
 

@@ -4,7 +4,7 @@
 #include "backward/families.hpp"
 #include "forward/emulated_combine.hpp"
 #include "functions/any_function.hpp"
-#include "kernels/sm80/forward.cuh"
+#include "ops/forward/sm80/forward.cuh"
 
 namespace tandem::kernel_tests {
 namespace {

@@ -1,13 +1,13 @@
 // Where the keys of a tile lie, dense and varlen, for any ratio of query heads to key heads.
-#include "kernels/tile/keys.cuh"
+#include "tile/keys.cuh"
 
 #include <gtest/gtest.h>
 
 #include <climits>
 #include <vector>
 
-#include "kernels/sm90/key_groups.cuh"
 #include "launch.hpp"
+#include "ops/forward/sm90/key_groups.cuh"
 
 namespace tandem::tile {
 namespace {

@@ -1,5 +1,5 @@
 // What scores go through before the mask, against the formula in fp64.
-#include "kernels/tile/logits.cuh"
+#include "tile/logits.cuh"
 
 #include <gtest/gtest.h>
 

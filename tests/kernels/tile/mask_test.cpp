@@ -1,5 +1,5 @@
 // Which blocks are visited, which of them without a mask, and what the mask leaves, against the definition.
-#include "kernels/tile/mask.cuh"
+#include "tile/mask.cuh"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The epilogue: rows in use, rows past a sequence's end, and memory behind both.
-#include "kernels/tile/output.cuh"
+#include "tile/output.cuh"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // What a row is worth that has seen no key, among parts and behind the forward pass.
-#include "kernels/tile/part_merge.cuh"
+#include "tile/part_merge.cuh"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/common/preprocess.cuh"
 #include "launch.hpp"
+#include "ops/backward/common/preprocess.cuh"
 
 namespace tandem {
 namespace {

@@ -1,14 +1,14 @@
 // The ring of buffers between a producer and its consumers: all arrives, in order, in every interleaving.
-#include "kernels/tile/pipeline.cuh"
+#include "tile/pipeline.cuh"
 
 #include <gtest/gtest.h>
 
 #include <string>
 
-#include "kernels/ptx/barrier.cuh"
-#include "kernels/ptx/memory.cuh"
-#include "kernels/ptx/warp.cuh"
 #include "launch.hpp"
+#include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
 
 namespace tandem::tile {
 namespace {

@@ -1,5 +1,5 @@
 // The online softmax of a warpgroup, block by block, against fp64.
-#include "kernels/tile/softmax.cuh"
+#include "tile/softmax.cuh"
 
 #include <gtest/gtest.h>
 

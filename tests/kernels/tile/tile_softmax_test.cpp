@@ -1,5 +1,5 @@
 // What a zero point of V adds to O, and when it is subtracted.
-#include "kernels/tile/tile_softmax.cuh"
+#include "tile/tile_softmax.cuh"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

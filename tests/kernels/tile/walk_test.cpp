@@ -1,6 +1,6 @@
 // The tiles that the CTAs of a grid compute: together each once, with the lengths of their sequences.
-#include "kernels/tile/walk.cuh"
-#include "kernels/tile/split.cuh"
+#include "tile/walk.cuh"
+#include "tile/split.cuh"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ptx/barrier.cuh"
 #include "launch.hpp"
+#include "ptx/barrier.cuh"
 
 namespace tandem::tile {
 namespace {

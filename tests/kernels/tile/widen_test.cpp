@@ -1,6 +1,6 @@
 // 8-bit values on their way to 16-bit tiles: each exactly, at the place where products look for it; and the
 // hand-over from TMA through the converting warps to the tensor cores, with the mistakes that one can make.
-#include "kernels/tile/widen.cuh"
+#include "tile/widen.cuh"
 
 #include <gtest/gtest.h>
 
@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ptx/barrier.cuh"
-#include "kernels/ptx/warp.cuh"
-#include "kernels/tile/fragment.cuh"
-#include "kernels/tile/pipeline.cuh"
 #include "launch.hpp"
+#include "ptx/barrier.cuh"
+#include "ptx/warp.cuh"
+#include "tile/fragment.cuh"
+#include "tile/pipeline.cuh"
 
 namespace tandem::tile {
 namespace {

@@ -1,5 +1,0 @@
-// The forward kernel with timestamps (ptx/trace.cuh), for `tandem trace` on a GPU.
-#pragma once
-
-#define TANDEM_TRACED
-#include "kernels/sm90/forward.cuh"

@@ -1,0 +1,235 @@
+#include "ops/backward/launch.hpp"
+
+#include "gpu/step_params.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+/// Query blocks of a head in the workspace. Packed sequences may each begin inside a block of q's, and the
+/// rows past the last are one more.
+std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
+  return p.packed_q ? p.rows_q / c.tiling.block_m + p.batch + 2
+                    : p.batch * blocks_of(p.rows_q, c.tiling.block_m);
+}
+
+/// Elements of a row that no one reads: whole vectors.
+std::int64_t unwanted_row(std::int64_t head_dim) {
+  return (head_dim + 7) / 8 * 8;
+}
+
+/// The kernel writes dk and dv. One that the caller does not want goes to the rows of one head in the
+/// workspace, where every head overwrites what the one before it left.
+Operand kept_or_discarded(const Operand& wanted, char* discarded, std::int64_t head_dim) {
+  if (wanted.given()) return wanted;
+  return {.data = discarded, .row_stride = unwanted_row(head_dim)};
+}
+
+/// One that goes to the workspace is written.
+unsigned char added_of(const Problem& p) {
+  const unsigned dq = p.adds_dq && p.dq.given() ? added_dq : 0;
+  const unsigned dk = p.adds_dk_dv && p.dk.given() ? added_dk : 0;
+  const unsigned dv = p.adds_dk_dv && p.dv.given() ? added_dv : 0;
+  return static_cast<unsigned char>(dq | dk | dv);
+}
+
+}  // namespace
+
+TensorMapSpec backward_tensor_map(const Problem& p, const BackwardConfig& c, Loaded which) {
+  const bool keys = which == Loaded::k || which == Loaded::v;
+  const bool values = which == Loaded::v || which == Loaded::dout;
+  return rows_tensor_map(loaded_tensor(p, which), c.tiling.element, values ? c.strip_v() : c.strip_qk(),
+                         keys ? c.tiling.block_n : c.tiling.block_m, p.out.data);
+}
+
+LoadedMaps backward_maps(const Problem& p, const BackwardConfig& c) {
+  LoadedMaps maps;
+  for (const Loaded which : backward_loaded_tensors) {
+    maps[index_of(which)] = {.spec = backward_tensor_map(p, c, which)};
+  }
+  return maps;
+}
+
+Workspace backward_workspace(const Problem& p, const BackwardConfig& c) {
+  const std::int64_t blocks = p.heads_q * query_blocks(p, c);
+  Workspace w;
+  w.take(Region::lse_log2, blocks * c.tiling.block_m * 4);
+  w.take(Region::delta, blocks * c.tiling.block_m * 4);
+  w.take(Region::dq_sum, blocks * c.tiling.block_m * c.tiling.head_dim_qk * 4);
+  w.take(Region::dq_semaphores, blocks * c.dq_pieces() * 4);
+  w.take(Region::tiles_added, (p.batch + 2) * p.heads_kv * 4);
+  const std::int64_t bytes = c.f32_dk_dv ? 4 : 2;
+  w.take(Region::dk, p.dk.given() ? 0 : p.rows_k * unwanted_row(p.head_dim_qk) * bytes);
+  w.take(Region::dv, p.dv.given() ? 0 : p.rows_k * unwanted_row(p.head_dim_v) * bytes);
+  return w;
+}
+
+BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, const LoadedMaps& maps,
+                                    EncodeTensorMap encode, const Workspace& w, char* memory) {
+  const Operand dk = kept_or_discarded(p.dk, w.at(Region::dk, memory), p.head_dim_qk);
+  const Operand dv = kept_or_discarded(p.dv, w.at(Region::dv, memory), p.head_dim_v);
+  return {.q = encode(maps[index_of(Loaded::q)]->spec),
+          .k = encode(maps[index_of(Loaded::k)]->spec),
+          .v = encode(maps[index_of(Loaded::v)]->spec),
+          .dout_map = encode(maps[index_of(Loaded::dout)]->spec),
+          .out = p.out.data,
+          .dout = p.dout.data,
+          .dq = p.dq.data,
+          .dk = dk.data,
+          .dv = dv.data,
+          .lse = static_cast<const float*>(p.lse.data),
+          .dlse = static_cast<const float*>(p.dlse.data),
+          .sink = p.sink,
+          .dsink = p.dsink,
+          .out_stride = strides_of(p.out),
+          .dout_stride = strides_of(p.dout),
+          .dq_stride = strides_of(p.dq),
+          .dk_stride = strides_of(dk),
+          .dv_stride = strides_of(dv),
+          .lse_stride = strides_of(p.lse),
+          .dlse_stride = strides_of(p.dlse),
+          .sink_stride = p.sink_stride,
+          .dsink_stride = p.dsink_stride,
+          .cu_seqlens_q = lengths_of(p.cu_seqlens_q),
+          .cu_seqlens_k = lengths_of(p.cu_seqlens_k),
+          .seqused_q = lengths_of(p.seqused_q),
+          .seqused_k = lengths_of(p.seqused_k),
+          .lse_log2 = w.at<float>(Region::lse_log2, memory),
+          .delta = w.at<float>(Region::delta, memory),
+          .dq_sum = w.at<float>(Region::dq_sum, memory),
+          .dq_semaphores = w.at<unsigned int>(Region::dq_semaphores, memory),
+          .tiles_added = w.at<unsigned int>(Region::tiles_added, memory),
+          .batch = as_int(p.batch),
+          .heads_q = as_int(p.heads_q),
+          .heads_kv = as_int(p.heads_kv),
+          .rows_q = as_int(p.rows_q),
+          .rows_k = as_int(p.rows_k),
+          .head_dim_qk = as_int(p.head_dim_qk),
+          .head_dim_v = as_int(p.head_dim_v),
+          .m_blocks = as_int(blocks_of(p.rows_q, c.tiling.block_m)),
+          .n_blocks = as_int(blocks_of(p.rows_k, c.tile_keys())),
+          .q_blocks = as_int(query_blocks(p, c)),
+          .window_left = window_of(p.window_left),
+          .window_right = window_of(p.window_right),
+          .scale = p.scale,
+          .softcap = p.softcap,
+          .packed_q = p.packed_q,
+          .packed_k = p.packed_k,
+          .pairs = causal_pairs(p, c),
+          .rows_vectors = allows_vectors(p.out, p.head_dim_v) && allows_vectors(p.dout, p.head_dim_v),
+          .dq_vectors = allows_vectors(p.dq, p.head_dim_qk),
+          .dk_vectors = allows_vectors(dk, p.head_dim_qk),
+          .dv_vectors = allows_vectors(dv, p.head_dim_v),
+          .added = added_of(p)};
+}
+
+Sm80BackwardParams make_sm80_backward_params(const Problem& p, const BackwardConfig& c,
+                                             const LoadedMaps& maps, const Workspace& w, char* memory) {
+  const auto no_map = [](const TensorMapSpec& /*spec*/) { return TensorMap{}; };
+  return {make_backward_params(p, c, maps, no_map, w, memory),
+          p.q.data,
+          p.k.data,
+          p.v.data,
+          strides_of(p.q),
+          strides_of(p.k),
+          strides_of(p.v)};
+}
+
+WithAddresses<WithFunctions<BackwardParams>> with_functions(const Sm80BackwardParams& p,
+                                                            const FunctionParams& functions) {
+  return {{p, functions}, p.q_data, p.k_data, p.v_data, p.q_stride, p.k_stride, p.v_stride};
+}
+
+bool causal_pairs(const Problem& p, const BackwardConfig& c) {
+  if (p.rows_k <= p.rows_q + p.rows_q / 8) return true;
+  // Singly, all heads are computed at the same time. Eight heads of 32,768 queries then lose a fifth on an
+  // H100, four of them nothing; and over many rounds pairs even out.
+  constexpr int heads_at_once = 4;
+  constexpr int few_tiles = 20 * 132;
+  return p.heads_kv * p.batch > heads_at_once && backward_tile_count(p, c) > few_tiles;
+}
+
+std::int64_t backward_tile_count(const Problem& p, const BackwardConfig& c) {
+  return p.heads_kv * tiles_of(p.rows_k, c.tile_keys(), p.batch, p.packed_k);
+}
+
+std::int64_t backward_rows_count(const Problem& p, const BackwardConfig& c) {
+  return p.rows_q == 0 ? 0 : p.heads_q * query_blocks(p, c);
+}
+
+std::int64_t backward_grid(const Problem& p, const BackwardConfig& c, int multiprocessors) {
+  const std::int64_t tiles = backward_tile_count(p, c);
+  std::int64_t blocks = std::max(multiprocessors / c.tiling.cluster, 1);  // clusters, from here on
+  if (c.mask.causal && c.schedule.deterministic && !c.mask.varlen && tiles > 0) {
+    // Rounds run forwards and backwards alternately. Tiles of descending work then even out if the CTAs of a
+    // round have whole heads, or whole parts of one.
+    const std::int64_t head = blocks_of(p.rows_k, c.tile_keys());
+    const std::int64_t rounds = (head + blocks - 1) / blocks;
+    const std::int64_t even = rounds == 1 ? blocks - blocks % head : (head + rounds - 1) / rounds;
+    if (even > blocks * 9 / 10) blocks = even;
+  }
+  return std::min(tiles, blocks) * c.tiling.cluster;
+}
+
+BackwardConfig backward_main_config(BackwardConfig config) {
+  config.f32_dq = false;
+  return config;
+}
+
+BackwardConfig backward_convert_config(const BackwardConfig& config) {
+  BackwardConfig c = backward_rows_config(config);
+  c.f32_dq = config.f32_dq;
+  return c;
+}
+
+BackwardConfig backward_rows_config(const BackwardConfig& config) {
+  BackwardConfig c = config;
+  c.mask.causal = c.mask.local = c.softcap = false;
+  c.f32_dq = c.f32_dk_dv = false;
+  c.functions = {.mask_function = config.functions.given()};  // any of them may hide all keys of a query
+  const BackwardConfig defaults;
+  c.q_stages = defaults.q_stages;
+  c.dout_stages = defaults.dout_stages;
+  c.dq_parts = defaults.dq_parts;
+  c.schedule.pingpong = c.schedule.staggered = false;
+  return c;
+}
+
+// The kernels around the main one read what lies before functions.
+void fill_backward(StepParams& call, const Step& /*step*/) {
+  const Problem& p = call.problem();
+  const Workspace& workspace = call.steps().workspace;
+  const auto& config = std::get<BackwardConfig>(call.steps().config);
+  const auto sm90 = [&] {
+    return make_backward_params(p, config, call.maps(), call.encode(), workspace, call.memory());
+  };
+  const auto sm80 = [&] {
+    return make_sm80_backward_params(p, config, call.maps(), workspace, call.memory());
+  };
+  if (!config.functions.given()) return config.of_sm80() ? call.fill(sm80) : call.fill(sm90);
+  const FunctionParams functions =
+      call.functions(config.functions.block_lists ? listed_query_blocks(p, config) : ListedBlocks{});
+  const auto fill = [&](const auto& make) {
+    if (!config.functions.captured_gradients) return call.fill(make);
+    call.fill([&] {
+      WithCapturedGradients<decltype(make())> params{make(), {}};
+      set_captured_gradients(p, params.gradients);
+      return params;
+    });
+  };
+  if (config.of_sm80()) return fill([&] { return with_functions(sm80(), functions); });
+  fill([&] { return WithFunctions<BackwardParams>{sm90(), functions}; });
+}
+
+void fill_clear_gradients(StepParams& call, const Step& /*step*/) {
+  call.fill([&] { return make_clear_params(call.problem()); });
+}
+
+BlockShape backward_block(const KernelConfig& config) {
+  const auto& c = std::get<BackwardConfig>(config);
+  return {.threads = c.threads(), .shared_bytes = backward_shared_bytes(c), .cluster = c.tiling.cluster};
+}
+BlockShape backward_rows_block(const KernelConfig& config) {
+  return {.threads = backward_rows_threads(std::get<BackwardConfig>(config))};
+}
+
+}  // namespace tandem::gpu

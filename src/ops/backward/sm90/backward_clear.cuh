@@ -1,0 +1,84 @@
+// Rows of the tiles in shared memory that the consumers of the main backward kernel must not multiply. They
+// are set to zero, since 0 * NaN is NaN.
+#pragma once
+
+#include "ops/backward/sm90/backward_consumer.cuh"
+
+namespace tandem {
+
+/// Clears rows of K and V past the sequence's end, which may hold anything.
+template <BackwardConfig C>
+TANDEM_DEVICE void BackwardConsumer<C>::clear_key_tail(const BackwardTile& t) {
+  const int among = warpgroup * warpgroup_size + thread;
+  const auto valid = [&](int first_key) {
+    return min(max(t.visible.seqlen_k - first_key, 0), C.tiling.block_n);
+  };
+  k().zero_rows(valid(t.first_key), among, threads);
+  v().zero_rows(valid(t.first_key), among, threads);
+  if constexpr (C.tiling.cluster > 1) {
+    const int other = t.first_key + BackwardTiles<C>::other_keys();
+    other_k().zero_rows(valid(other), among, threads);
+  }
+  join();
+}
+/// Clears rows of Q and dO before `first` and from `end` on. All consumers call.
+template <BackwardConfig C>
+TANDEM_DEVICE void BackwardConsumer<C>::clear_queries(QPosition q_to, DoutPosition dout_to, int first,
+                                                      int end) {
+  const int among = warpgroup * warpgroup_size + thread;
+  shared.q_ring.wait(q_to);
+  shared.dout_ring.wait(dout_to);
+  shared.q[q_to.stage].zero_rows(0, first, among, threads);
+  shared.q[q_to.stage].zero_rows(end, C.tiling.block_m, among, threads);
+  shared.dout[dout_to.stage].zero_rows(0, first, among, threads);
+  shared.dout[dout_to.stage].zero_rows(end, C.tiling.block_m, among, threads);
+  join();
+}
+
+/// Clears the rows of query block m that see no key or are past the sequence's end. All consumers call.
+template <BackwardConfig C>
+TANDEM_DEVICE void BackwardConsumer<C>::clear_unseeing_queries(const BackwardTile& t, int m, QPosition q_to,
+                                                               DoutPosition dout_to) {
+  if constexpr (C.mask.causal || C.mask.varlen) {
+    const int first = C.mask.causal ? t.visible.first_seeing() - m * C.tiling.block_m : 0;
+    const int end = C.mask.varlen ? t.visible.seqlen_q - m * C.tiling.block_m : C.tiling.block_m;
+    if (m < t.blocks.end && (first > 0 || end < C.tiling.block_m)) {
+      clear_queries(q_to, dout_to, first, max(first, min(end, C.tiling.block_m)));
+    }
+  }
+  if constexpr (C.functions.given()) {
+    if (m < t.blocks.end) clear_blind_queries(q_to, dout_to);
+  }
+}
+
+/// Clears the rows of Q and dO whose LSE says that they see no key, which with functions may be any. All
+/// consumers call; each warp looks at the LSE of the whole block, so that all find the same rows.
+template <BackwardConfig C>
+TANDEM_DEVICE void BackwardConsumer<C>::clear_blind_queries(QPosition q_to, DoutPosition dout_to) {
+  constexpr int words = C.tiling.block_m / warp_size;
+  u32 blind[words];
+  u32 any = 0;
+  shared.q_ring.wait(q_to);
+#pragma unroll
+  for (int i = 0; i < words; ++i) {
+    const float lse = ptx::load_shared(shared.lse_log2[q_to.stage] + i * warp_size + thread % warp_size);
+    blind[i] = ptx::ballot(lse == ptx::infinity());
+    any |= blind[i];
+  }
+  if (ptx::reduce_or(any) == 0) return;
+  const int among = warpgroup * warpgroup_size + thread;
+  shared.dout_ring.wait(dout_to);
+#pragma unroll
+  for (int i = 0; i < words; ++i) {
+#pragma unroll 1
+    for (int bit = 0; bit < warp_size; ++bit) {
+      if ((blind[i] >> bit & 1U) == 0) continue;
+      const int row = i * warp_size + bit;
+      shared.q[q_to.stage].zero_rows(row, row + 1, among, threads);
+      shared.dout[dout_to.stage].zero_rows(row, row + 1, among, threads);
+    }
+  }
+  join();
+}
+
+}  // namespace tandem

@@ -1,0 +1,221 @@
+// What the consumer warpgroups of the main backward kernel do with one query block, piece by piece: products,
+// arithmetic, and the transport of dQ. backward.cuh has the order of the pieces, and backward_wide.cuh that
+// of wide heads.
+#pragma once
+
+#include "ops/backward/config.hpp"
+#include "ops/backward/sm90/backward_producer.cuh"
+#include "ptx/barrier.cuh"
+#include "tile/backward_scores.cuh"
+#include "tile/poisoned_keys.cuh"
+
+namespace tandem {
+
+template <BackwardConfig C>
+struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>> {
+  using Base = tile::BackwardScores<C, BackwardShared<C>>;
+  using Shared = BackwardShared<C>;
+  using QPosition = typename Base::QPosition;
+  using DoutPosition = typename Base::DoutPosition;
+  using Base::dq_column_at;
+  using Base::dq_row_group;
+  using Base::group;
+  using Base::hides;
+  using Base::key_at;
+  using Base::p;
+  using Base::position;
+  using Base::scores;
+  using Base::shared;
+  using Base::slopes;
+  using Base::thread;
+  using Base::threads;
+  using Base::warpgroup;
+
+  using Base::dout_at;
+  using Base::k_at;
+  using Base::q_at;
+  using Base::v_at;
+  tile::RingPosition<2> score_at;  ///< narrow heads: which of the two tiles dS is written to
+  u32 exchange = 0;                ///< wide heads, in a cluster: parity of the query block
+
+  using Base::Base;
+
+  TANDEM_DEVICE typename Shared::KTile& k() { return shared.k[k_at.stage]; }
+  TANDEM_DEVICE typename Shared::OtherKTile& other_k() { return shared.other_k[k_at.stage]; }
+  TANDEM_DEVICE typename Shared::VTile& v() { return shared.v[v_at.stage]; }
+  /// This warpgroup's first column of dQ, as a column of K. (Of the other CTA's keys, shared memory has only
+  /// the columns that this CTA computes of dQ.)
+  TANDEM_DEVICE int own_k_column_at() const {
+    return BackwardTiles<C>::rank() * (C.tiling.head_dim_qk / C.tiling.cluster) + dq_column_at();
+  }
+
+  /// Where products are issued at three places in the code, ptxas would keep 100 shared-memory addresses for
+  /// them, spill some, and move them with 60 to 90 R2UR a step.
+  static TANDEM_DEVICE void separate(ptx::MatrixDescriptor& a, ptx::MatrixDescriptor& b) {
+    if constexpr (C.owns_keys() && !C.schedule.pingpong) return;
+    ptx::forget_address(a);
+    ptx::forget_address(b);
+  }
+
+  /// Stands for nothing between the steps of a product.
+  struct Nothing {
+    TANDEM_DEVICE void operator()(int) const {}
+  };
+
+  /// Issues S^T = K Q^T or dP^T = V dO^T.
+  template <int head_dim, typename Keys, typename Queries>
+  TANDEM_DEVICE void issue_scores(float (&s)[scores], const Keys& keys, const Queries& queries) {
+    ptx::MatrixDescriptor a = keys.k_major() + static_cast<u32>(key_at()) * Keys::row_bytes;
+    ptx::MatrixDescriptor b = queries.k_major();
+    separate(a, b);
+#pragma unroll
+    for (int step = 0; step < head_dim / 16; ++step) {
+      ptx::wgmma_shared<C.tiling.block_m, C.tiling.element, false>(
+          s, a + Keys::k_major_offset(step), b + Queries::k_major_offset(step), step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Issues dV += P^T dO or dK += dS^T Q; `beside(i)` is called after step i is issued.
+  template <int columns, typename Rows, typename Beside = Nothing>
+  TANDEM_DEVICE void issue_gradient(float (&d)[columns / 2], const u32 (&operand)[scores / 2],
+                                    const Rows& rows, Beside beside = {}) {
+    const ptx::MatrixDescriptor b = rows.mn_major();
+#pragma unroll
+    for (int step = 0; step < C.tiling.block_m / 16; ++step) {
+      ptx::wgmma_registers<columns, C.tiling.element, true>(d, operand + 4 * step,
+                                                            b + Rows::mn_major_offset(step), true);
+      beside(step);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Issues dQ = dS K, or dQ += dS K, for this warpgroup's columns of dQ, which begin at `column` of the
+  /// keys.
+  template <bool add, typename Keys>
+  TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds,
+                              const Keys& keys, int column) {
+    // The score tile is transposed, so its columns are queries: a strip of 64 is an operand with M
+    // contiguous.
+    ptx::MatrixDescriptor a =
+        ds.mn_major() + static_cast<u32>(dq_row_group()) * Shared::ScoreTile::strip_bytes;
+    ptx::MatrixDescriptor b =
+        keys.mn_major() + static_cast<u32>(column / Keys::strip_cols) * Keys::strip_bytes;
+    separate(a, b);
+#pragma unroll
+    for (int step = 0; step < C.tiling.block_n / 16; ++step) {
+      ptx::wgmma_shared<C.dq_columns(), C.tiling.element, true, true>(
+          dq, a + Shared::ScoreTile::mn_major_offset(step), b + Keys::mn_major_offset(step),
+          add || step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+  /// Issues dQ = dS K for this CTA's keys.
+  TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds) {
+    issue_dq<false>(dq, ds, k(), own_k_column_at());
+  }
+
+  /// Writes this warpgroup's part of a transposed score tile: four 8 x 8 matrices at a time.
+  TANDEM_DEVICE void store_scores(typename Shared::ScoreTile& target, const u32 (&packed)[scores / 2]) {
+    const int lane = thread % warp_size;
+    const int row = key_at() + thread / warp_size * 16 + lane % 16;
+    const int col = lane / 16 * 8;
+#pragma unroll
+    for (int j = 0; j < C.tiling.block_m / 16; ++j) {
+      ptx::stmatrix_x4(target.address(row, col + 16 * j), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
+                       packed[4 * j + 3]);
+    }
+  }
+
+  /// Hands dQ to the warp that adds it to the sums. Each thread stores its registers in their order, 16 bytes
+  /// at a time, contiguous over the warp: only the conversion must know which elements they are.
+  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2]) {
+#pragma unroll
+    for (int part = 0; part < C.dq_parts; ++part) store_dq(dq, part);
+  }
+  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], int part) {
+    await_dq_buffer();
+    store_dq(dq, part, 0, dq_units);
+    hand_over_dq();
+  }
+  static constexpr int dq_units = C.dq_part() / warpgroup_size / 4;  ///< 16 bytes a thread
+  TANDEM_DEVICE void await_dq_buffer() {
+    ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);
+  }
+  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], int part, int from, int to) {
+    auto* target = reinterpret_cast<ptx::Float4*>(shared.dq + warpgroup * C.dq_part()) + thread;
+#pragma unroll
+    for (int u = from; u < to; ++u) {
+      const float* d = dq + 4 * (part * dq_units + u);
+      ptx::store_shared(target + u * warpgroup_size, ptx::Float4{d[0], d[1], d[2], d[3]});
+    }
+  }
+  /// The dQ writer's warp fences, not these 128 threads: here a fence waits 480 cycles for products in
+  /// flight.
+  TANDEM_DEVICE void hand_over_dq() {
+    ptx::named_barrier_arrive(barrier_dq_full + warpgroup, dq_threads);
+  }
+
+  /// All consumers wait for each other. With wide heads the two warpgroups run different code, and
+  /// compute-sanitizer's synccheck reports threads that wait for each other at two different instructions:
+  /// therefore one arrives at a barrier at which the other waits, and the other way round.
+  TANDEM_DEVICE void meet() {
+    if constexpr (C.owns_keys()) {
+      ptx::named_barrier_sync(barrier_joined, threads);
+    } else if (warpgroup == 0) {
+      ptx::named_barrier_arrive(barrier_met, threads);
+      ptx::named_barrier_sync(barrier_met + 1, threads);
+    } else {
+      ptx::named_barrier_sync(barrier_met, threads);
+      ptx::named_barrier_arrive(barrier_met + 1, threads);
+    }
+  }
+  TANDEM_DEVICE void join() {
+    ptx::fence_async_shared();
+    meet();
+  }
+
+  // Rows of the tiles in shared memory that must not be multiplied: backward_clear.cuh
+  TANDEM_DEVICE void clear_key_tail(const BackwardTile& t);
+  TANDEM_DEVICE void clear_queries(QPosition q_to, DoutPosition dout_to, int first, int end);
+  TANDEM_DEVICE void clear_unseeing_queries(const BackwardTile& t, int m, QPosition q_to,
+                                            DoutPosition dout_to);
+  TANDEM_DEVICE void clear_blind_queries(QPosition q_to, DoutPosition dout_to);
+
+  TANDEM_DEVICE void release_q() {
+    if (thread % warp_size == 0) shared.q_ring.release(q_at);
+    q_at.advance();
+  }
+  TANDEM_DEVICE void release_dout() {
+    if (thread % warp_size == 0) shared.dout_ring.release(dout_at);
+    dout_at.advance();
+  }
+
+  /// Waits for Q of query block m, and issues S^T.
+  TANDEM_DEVICE void begin_scores(const BackwardTile& t, int m, float (&s)[scores]) {
+    shared.q_ring.wait(q_at);
+    clear_unseeing_queries(t, m, q_at, dout_at);
+    ptx::wgmma_fence();
+    issue_scores<C.tiling.head_dim_qk>(s, k(), shared.q[q_at.stage]);
+  }
+  /// Waits for a tile's K and V, and clears what must not be multiplied.
+  TANDEM_DEVICE void begin_tile(const BackwardTile& t) {
+    shared.k_ring.wait(k_at);
+    if constexpr (C.functions.given()) this->take_keys(p, t, key_at(), position);
+    if constexpr (hides) tile::clear_poisoned_keys<C>(*this);
+    shared.v_ring.wait(v_at);
+    if constexpr (C.mask.varlen) {
+      if ((t.n + 1) * C.tile_keys() > t.visible.seqlen_k) clear_key_tail(t);
+    }
+  }
+  TANDEM_DEVICE void end_tile() {
+    if (thread % warp_size == 0) {
+      shared.k_ring.release(k_at);
+      shared.v_ring.release(v_at);
+    }
+    k_at.advance();
+    v_at.advance();
+  }
+};
+
+}  // namespace tandem

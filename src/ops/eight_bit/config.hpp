@@ -1,0 +1,102 @@
+// What host and device share of the forward kernel on quantized values (8 bits): its Config and Params. Plain
+// aggregates: the same file is compiled by the host compiler and by NVRTC.
+#pragma once
+
+#include "ops/forward/config.hpp"
+#include "problem/quantized_layout.hpp"
+
+namespace tandem {
+
+/// The order of work in the 8-bit forward kernel.
+struct EightBitSchedule {
+  bool dynamic = false;  ///< dynamic persistent scheduler: CTAs take tiles from a counter; else static
+  bool overlap = true;   ///< softmax of one block runs under the products of the next, in one warpgroup
+  bool pingpong = true;  ///< one warpgroup's softmax runs under the products of the others
+
+  constexpr bool operator==(const EightBitSchedule&) const = default;
+};
+
+/// Everything that specialises the 8-bit forward kernel.
+struct EightBitConfig {
+  Tiling tiling{};  ///< head dimensions: multiples of 32; block_n: quant_block, so that a block has one scale
+  OperandType qk = OperandType::e4m3;
+  OperandType pv = OperandType::e4m3;
+  int stages = 2;    ///< K tiles, and V tiles, in flight
+  int q_stages = 1;  ///< 2: the next tile's Q comes in while this tile's is still read
+  Mask mask{};
+  bool row_scales = false;    ///< of Q and K: one a row; else one a block (or a larger group)
+  bool v_row_scales = false;  ///< of V: one a row, which multiplies P
+  bool rotated_v = false;     ///< V is rotated (Hadamard), which is undone on the rows of O
+  int parts = 2;              ///< P V is computed and promoted by so many column ranges of V, in sequence
+
+  /// Half of P's exponentials are linear within an octave (takes_linear_exp2; e4m3, scales by block).
+  bool linear_exp2 = false;
+
+  /// Quantized values and scales are caller-supplied and read where they are. Rows of Q and K are used as
+  /// they come; V is transposed in shared memory (e4m3, scales by block).
+  bool transpose_v = false;
+
+  bool softcap = false;  ///< scores are capped before the mask
+  EightBitSchedule schedule{};
+
+  constexpr bool operator==(const EightBitConfig&) const = default;
+  [[nodiscard]] constexpr int consumers() const { return tiling.block_m / 64; }
+  [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }
+  [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers()); }
+  /// Lazy rescaling: the exponent's reference moves only when P grows too large. It needs a P in floating
+  /// point, which has room above 1; integers have none, and scales by row of V differ by more.
+  [[nodiscard]] constexpr bool lazy_rescaling() const { return pv != OperandType::s8 && !v_row_scales; }
+  [[nodiscard]] constexpr bool v_has_zero_point() const {
+    return takes_zero_point(pv, v_row_scales, tiling.head_dim_v);
+  }
+  /// A tile's sums and weight are found under its own products. With ping-pong, or where products and softmax
+  /// follow each other, that was slower.
+  [[nodiscard]] constexpr bool adds_late() const {
+    return !lazy_rescaling() && !v_row_scales && schedule.overlap && !schedule.pingpong;
+  }
+  /// Columns of V in a part of P V.
+  [[nodiscard]] constexpr int part_columns() const { return tiling.head_dim_v / parts; }
+};
+
+/// Columns of a strip of a tile of 8-bit values: 128 where that wastes less than a strip of 64 costs.
+constexpr int byte_strip_columns(int cols) {
+  return cols % 128 == 0 || cols == 96 ? 128 : 64;
+}
+/// Bytes of a row of such a tile.
+constexpr int byte_tile_columns(int cols) {
+  return (cols + byte_strip_columns(cols) - 1) / byte_strip_columns(cols) * byte_strip_columns(cols);
+}
+
+/// Row-major blocks of V in flight where V is transposed: one comes in while the other is read.
+constexpr int rows_of_v_stages = 2;
+
+/// Dynamic shared memory of the 8-bit forward kernel: the tiles of Q, K and V, K's and V's scales by row, the
+/// pairs of 8-byte barriers, and a ring of two tile numbers.
+constexpr int eight_bit_shared_bytes(const EightBitConfig& c) {
+  const int q_tiles = c.q_stages * c.tiling.block_m * byte_tile_columns(c.tiling.head_dim_qk);
+  const int v_row = c.pv == OperandType::input ? 2 * c.tiling.head_dim_v : c.tiling.head_dim_v;
+  const int kv_tiles = c.stages * quant_block * (byte_tile_columns(c.tiling.head_dim_qk) + v_row);
+  const int scales = 4 * quant_block * c.stages * ((c.row_scales ? 1 : 0) + (c.v_row_scales ? 1 : 0));
+  const int block_scales = 8 * c.stages;
+  const int rows_of_v =
+      c.transpose_v ? rows_of_v_stages * quant_block * byte_tile_columns(c.tiling.head_dim_v) : 0;
+  const int barriers =
+      16 * (2 * c.stages + c.q_stages * c.consumers() + (c.transpose_v ? rows_of_v_stages : 0));
+  return (q_tiles + kv_tiles + rows_of_v + scales + block_scales + barriers + 40 + 1023) / 1024 * 1024;
+}
+
+/// What the 8-bit forward kernel is launched with. In `forward`, q, k and v are maps of quantized values: q
+/// and k with dimensions (head_dim, rows, heads, batch), v with (padded keys, head_dim_v, heads, batch), or
+/// as for 16 bits where pv is `input`; scale is not negative. With transpose_v all three are as the caller
+/// has them, (head_dim, rows, heads, batch), and so are the scales: null data stands for 1, and any of them
+/// may be negative, the softmax's too.
+struct EightBitParams {
+  ForwardParams forward;
+  ScaleArray q_scales;
+  ScaleArray k_scales;
+  ScaleArray v_scales;  ///< null data where pv is `input`
+  ScaleArray shift;     ///< null data: none
+  int q_scale_heads;    ///< query heads that share one of q's (transpose_v)
+};
+
+}  // namespace tandem

@@ -1,0 +1,141 @@
+#include "ops/eight_bit/launch.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "gpu/param_fields.hpp"
+#include "gpu/step_params.hpp"
+#include "ops/quantize/axes.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr std::byte nowhere{};
+
+/// A map of bytes in a region of the workspace, whose innermost dimension has rows of `pitch` bytes; `lines`
+/// of them a head, of which `lines_read` are read. An empty tensor's map describes `nearby`.
+LoadedMap quantized_map(Region region, const QuantizedAxes& axes, std::int64_t columns, std::int64_t pitch,
+                        std::int64_t lines_read, std::int64_t lines, int strip, int box_lines,
+                        const void* nearby) {
+  const bool empty = axes.entries * axes.heads * columns * lines == 0;
+  const auto near = reinterpret_cast<std::uintptr_t>(nearby) / 16 * 16;
+  const auto at_least = [](std::int64_t n, std::int64_t low) { return std::max(n, low); };
+  TensorMapSpec spec;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): rounding an address down takes the way through an integer
+  spec.base = empty ? reinterpret_cast<const void*>(near) : &nowhere;
+  spec.rank = 4;
+  spec.element_bytes = 1;
+  spec.dims = {at_least(columns, 1), at_least(lines_read, 1), at_least(axes.heads, 1),
+               at_least(axes.entries, 1)};
+  spec.strides = {at_least(pitch, 16), at_least(pitch * lines, 16), at_least(pitch * lines * axes.heads, 16)};
+  spec.box = {strip, box_lines, 1, 1};
+  spec.swizzle = strip == 128 ? Swizzle::b128 : Swizzle::b64;
+  return {.spec = spec, .region = empty ? Region::none : region};
+}
+
+ScaleArray array_of(const float* data, const QuantizedAxes& axes, bool by_row) {
+  return {.data = data, .stride = scale_strides(axes, by_row)};
+}
+
+/// The caller's quantized values, in boxes of a strip of columns by 64 rows (q) or a block of keys.
+TensorMapSpec caller_map(const Problem& p, const EightBitConfig& config, Loaded which) {
+  const int padded = which == Loaded::v ? config.tiling.head_dim_v : config.tiling.head_dim_qk;
+  return rows_tensor_map(loaded_tensor(p, which), config.tiling.element, byte_strip_columns(padded),
+                         which == Loaded::q ? 64 : quant_block, p.out.data);
+}
+
+ScaleArray array_of(const Scales& s) {
+  return {.data = s.data,
+          .stride = {.batch = s.batch_stride, .head = s.head_stride, .group = s.group_stride}};
+}
+
+/// What both share. 16-bit q and k are none of the kernel's.
+ForwardParams params_of_quantized(const Problem& p, const EightBitConfig& config, const LoadedMaps& maps,
+                                  EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
+  ForwardParams params = make_forward_params(p, config.tiling, maps, encode, sms, tile_counter);
+  params.q_data = params.k_data = nullptr;
+  params.q_stride = params.k_stride = {};
+  return params;
+}
+
+}  // namespace
+
+QuantizedScales quantized_scales(const Recipe& recipe, const Workspace& workspace, char* memory) {
+  return {.q = workspace.at<float>(Region::q_scales, memory),
+          .k = workspace.at<float>(Region::k_scales, memory),
+          .v = recipe.pv != OperandType::input ? workspace.at<float>(Region::v_scales, memory) : nullptr,
+          .shift = recipe.smooth_k ? workspace.at<float>(Region::shift, memory) : nullptr};
+}
+
+bool can_read_quantized(const Problem& problem, const EightBitConfig& config) {
+  return std::ranges::all_of(forward_loaded_tensors,
+                             [&](Loaded which) { return tma_can_read(caller_map(problem, config, which)); });
+}
+
+LoadedMaps eight_bit_maps(const Problem& p, const EightBitConfig& config) {
+  LoadedMaps maps;
+  if (config.transpose_v) {
+    for (const Loaded which : forward_loaded_tensors) {
+      maps[index_of(which)] = {.spec = caller_map(p, config, which)};
+    }
+    return maps;
+  }
+  const QuantizedAxes q = query_axes(p);
+  const QuantizedAxes k = key_axes(p);
+  const std::int64_t padded_keys = k.blocks * quant_block;
+  const std::int64_t pitch = quantized_pitch(p.head_dim_qk);
+  const int strip = byte_strip_columns(config.tiling.head_dim_qk);
+  maps[index_of(Loaded::q)] =
+      quantized_map(Region::q_quantized, q, p.head_dim_qk, pitch, q.rows, q.rows, strip, 64, p.out.data);
+  maps[index_of(Loaded::k)] = quantized_map(Region::k_quantized, k, p.head_dim_qk, pitch, k.rows, k.rows,
+                                            strip, quant_block, p.out.data);
+  if (config.pv == OperandType::input) {
+    maps[index_of(Loaded::v)] = {.spec = forward_tensor_map(p, config.tiling, Loaded::v)};
+  } else {
+    maps[index_of(Loaded::v)] =
+        quantized_map(Region::v_quantized, k, padded_keys, padded_keys, p.head_dim_v,
+                      quantized_pitch(p.head_dim_v), quant_block, config.tiling.head_dim_v, p.out.data);
+  }
+  return maps;
+}
+
+EightBitParams make_caller_params(const Problem& p, const EightBitConfig& config, const LoadedMaps& maps,
+                                  EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
+  return {.forward = params_of_quantized(p, config, maps, encode, sms, tile_counter),
+          .q_scales = array_of(p.q_scale),
+          .k_scales = array_of(p.k_scale),
+          .v_scales = array_of(p.v_scale),
+          .shift = {},
+          .q_scale_heads = as_int(p.q_scale.heads)};
+}
+
+EightBitParams make_eight_bit_params(const Problem& p, const EightBitConfig& config,
+                                     const QuantizedScales& scales, const LoadedMaps& maps,
+                                     EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
+  const QuantizedAxes q = query_axes(p);
+  const QuantizedAxes k = key_axes(p);
+  EightBitParams params{.forward = params_of_quantized(p, config, maps, encode, sms, tile_counter),
+                        .q_scales = array_of(scales.q, q, config.row_scales),
+                        .k_scales = array_of(scales.k, k, config.row_scales),
+                        .v_scales = array_of(scales.v, k, config.v_row_scales),
+                        .shift = array_of(scales.shift, q, true),
+                        .q_scale_heads = 1};
+  params.forward.scale = std::abs(p.scale);  // the sign is q's
+  return params;
+}
+
+void fill_eight_bit_forward(StepParams& call, const Step& /*step*/) {
+  const Steps& steps = call.steps();
+  const auto& config = std::get<EightBitConfig>(steps.config);
+  call.fill([&] {
+    if (config.transpose_v) {
+      return make_caller_params(call.problem(), config, call.maps(), call.encode(), steps.multiprocessors,
+                                call.tile_counter());
+    }
+    return make_eight_bit_params(call.problem(), config,
+                                 quantized_scales(steps.recipe, steps.workspace, call.memory()), call.maps(),
+                                 call.encode(), steps.multiprocessors, call.tile_counter());
+  });
+}
+
+}  // namespace tandem::gpu

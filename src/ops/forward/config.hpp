@@ -1,0 +1,335 @@
+// What host and device share of the forward kernel: the Config that specialises it and the Params it is
+// launched with.
+#pragma once
+
+#include "config/types.hpp"
+#include "ops/functions/config.hpp"
+#include "problem/recipe.hpp"
+
+namespace tandem {
+
+/// The order of work in the forward kernel. `specialised`, `overlap` and `pingpong` are the paper's ablation:
+/// each is one idea of FlashAttention-3.
+struct ForwardSchedule {
+  bool dynamic = false;      ///< dynamic persistent scheduler: CTAs take tiles from a counter; else static
+  bool specialised = true;   ///< a producer warpgroup loads; otherwise a consumer thread does
+  bool overlap = true;       ///< softmax of one block runs under the products of the next, in one warpgroup
+  bool pingpong = true;      ///< one warpgroup's softmax runs under the products of the others
+  bool output_late = false;  ///< unmasked blocks wait for P V after their exponentials, not before them
+  /// A row's maximum is found in every block; else blocks without a mask keep it until they outgrow it.
+  bool finds_maxima = false;
+  /// CTAs share the key blocks of all tiles evenly (tile/split.cuh), and `combine` merges what is partial;
+  /// with varlen. Else a CTA computes whole tiles.
+  bool split = false;
+  /// A row's bits depend on its keys alone: keys are cut at multiples of ForwardParams::split_blocks, rows
+  /// find the maximum of every block, and splits are merged in the order of tile/part_merge.cuh. With `split`
+  /// a split, or a group of them, is a work item, else a CTA computes those of a tile.
+  bool invariant = false;
+
+  constexpr bool operator==(const ForwardSchedule&) const = default;
+};
+
+/// Where K and V have 8 bits in memory: the 16-bit tiles of each that products read (one is read while the
+/// other is filled), and the warps that fill them, a warpgroup.
+constexpr int converted_stages = 2;
+constexpr int converting_warps = 4;
+
+/// The kernel `decode`: rows of a tile, warps that share the keys of a block, and what they exchange at a
+/// tile's end: O of some columns, rows being so many floats apart that four of them lie in different banks,
+/// and each row's reference and sum. More columns would leave no room for a second CTA.
+constexpr int decode_rows = 16;
+constexpr int decode_warps = 4;
+constexpr int decode_columns = 16;
+constexpr int decode_row_floats = 24;
+constexpr int decode_exchange_bytes = decode_warps * decode_rows * (decode_row_floats + 2) * 4;
+
+/// The warpgroups of the kernel `forward_wide` that share the columns of O, beside one that scores.
+constexpr int wide_parts = 2;
+
+/// Everything that specialises the forward kernel of either family, with tiles of 16 rows the kernel
+/// `decode`, or the kernel `forward_wide`. Of the family sm80 no fields but `stages` count of how tiles are
+/// loaded and scheduled: each CTA has one Q, all of its warps load, and all compute.
+struct ForwardConfig {
+  Tiling tiling{};   ///< head dimensions: multiples of 32; block_n: a multiple of 16
+  int stages = 2;    ///< K tiles, and V tiles, in flight
+  int q_stages = 1;  ///< 2: the next tile's Q comes in while this tile's is still read
+  Mask mask{};
+  KeySource keys = KeySource::rows;
+  ScoreTransform transform = ScoreTransform::raw;
+  ForwardSchedule schedule{};
+  Family family = Family::sm90;
+  /// Of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory, in `decode` in
+  /// registers; their scales, by (batch, KV head), are factors of the scores and of O
+  /// (WithKeyScales<Params>).
+  OperandType key_type = OperandType::input;
+  /// Of K or V of 8 bits: a scale for each key and KV head. K's are factors of the columns of S, V's of its
+  /// rows, as these become 16-bit ones (WithRowScales<Params>).
+  bool row_scales = false;
+  bool wide = false;    ///< the kernel `forward_wide`, of a tile of 64 rows
+  bool v_in_k = false;  ///< V is the first columns of K, and not loaded; in `forward_wide` alone
+  /// With split, heads as rows and V in K: the CTAs of a cluster of two have two tiles of the same keys, and
+  /// each loads half of these for both.
+  bool pairs = false;
+  Functions functions{};  ///< with them every block moves its rows' maxima (WithFunctions<Params>)
+
+  constexpr bool operator==(const ForwardConfig&) const = default;
+  /// Whether the kernel `decode` serves it: tiles of 16 rows, by warps in place of warpgroups.
+  [[nodiscard]] constexpr bool by_warps() const { return tiling.block_m == decode_rows; }
+  [[nodiscard]] constexpr bool of_sm80() const { return family == Family::sm80; }
+  /// sm80: units of 64 rows that four warps compute, 16 rows each. With two of them what ldmatrix reads of K
+  /// and V serves twice as many products; from a head_dim_v of 129 on registers hold the output of one.
+  [[nodiscard]] constexpr int units_a_warp() const {
+    return tiling.head_dim_v <= 128 && tiling.block_m % 128 == 0 ? 2 : 1;
+  }
+  /// sm80: Q stays in registers, where a thread's 255 have room for it beside S and O.
+  [[nodiscard]] constexpr bool keeps_q() const {
+    const int q = units_a_warp() * tiling.head_dim_qk / 4;
+    const int s_and_o = units_a_warp() * (tiling.block_n + tiling.head_dim_v) / 2;
+    return q <= 32 && q + s_and_o + 48 <= 255;
+  }
+  /// K and V have 8 bits in memory.
+  [[nodiscard]] constexpr bool has_byte_keys() const { return key_type != OperandType::input; }
+  /// They are converted in shared memory. `decode` does it in registers.
+  [[nodiscard]] constexpr bool converts() const { return has_byte_keys() && !by_warps(); }
+  /// Bytes of an element of the tiles of K and V that products read.
+  [[nodiscard]] constexpr int key_bytes() const { return has_byte_keys() && by_warps() ? 1 : 2; }
+  /// Tiles of K, and of V, that products read.
+  [[nodiscard]] constexpr int tile_stages() const { return converts() ? converted_stages : stages; }
+  [[nodiscard]] constexpr int consumers() const { return by_warps() ? 1 : tiling.block_m / 64; }
+  /// CTAs of a cluster, which have one share of the line of key blocks (tile/split.cuh).
+  [[nodiscard]] constexpr int cluster() const { return pairs ? 2 : 1; }
+  /// Warps that read each tile of K, and of V.
+  [[nodiscard]] constexpr int warps_of_k() const { return 4 * consumers(); }
+  [[nodiscard]] constexpr int warps_of_v() const { return 4 * (wide ? wide_parts : consumers()); }
+  [[nodiscard]] constexpr int threads() const {
+    if (of_sm80()) return 128 * consumers() / units_a_warp();
+    if (by_warps()) return 32 * (decode_warps + 1);
+    if (wide) return 128 * (wide_parts + 2);
+    return 128 * (consumers() + (schedule.specialised ? 1 : 0) + (converts() ? 1 : 0));
+  }
+  [[nodiscard]] constexpr RegisterSplit registers() const {
+    if (of_sm80()) return {.producer = 0, .consumer = 255};
+    if (converts()) return split_registers_with_converter(consumers());
+    if (wide) return {.producer = 56, .consumer = 176, .scorer = 104};
+    if (schedule.specialised && !by_warps()) return split_registers(consumers());
+    const int each = registers_at_launch(threads());
+    return {.producer = each, .consumer = each};
+  }
+};
+
+/// Columns of a product of `forward_wide` with V. A CTA of four warpgroups begins with 128 registers a
+/// thread, for which ptxas refuses wider ones.
+constexpr int wide_product_columns(const ForwardConfig& c) {
+  return c.tiling.head_dim_v / wide_parts % 128 == 0 ? 128 : 64;
+}
+/// Groups of strips of K in which `forward_wide` scores, whether V is in K or a copy of it
+/// (sm90/key_groups.cuh): one, if V has more columns.
+constexpr int key_groups(const ForwardConfig& c) {
+  if (!c.wide || c.tiling.head_dim_v > c.tiling.head_dim_qk) return 1;
+  return c.tiling.head_dim_v / wide_product_columns(c) + (c.tiling.head_dim_qk > c.tiling.head_dim_v ? 1 : 0);
+}
+/// Those that are loaded by themselves.
+constexpr int loaded_key_groups(const ForwardConfig& c) {
+  return c.v_in_k ? key_groups(c) : 1;
+}
+
+/// Dynamic shared memory of the forward kernel: the tiles of Q, K and V, those of 8 bits that are converted,
+/// their pairs of 8-byte barriers, and a ring of two tile numbers.
+constexpr int forward_shared_bytes(const ForwardConfig& c) {
+  const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
+  const int kv_elements = c.tiling.block_n * (c.tiling.head_dim_qk + (c.v_in_k ? 0 : c.tiling.head_dim_v));
+  const int kv_tiles = c.tile_stages() * kv_elements * c.key_bytes();
+  // The family sm80 has no barriers, and a description of the tile.
+  if (c.of_sm80()) return q_tiles / c.q_stages + kv_tiles + 1024;
+  const int byte_tiles = c.converts() ? c.stages * kv_elements : 0;
+  const int key_scales = c.row_scales && c.converts() ? converted_stages * c.tiling.block_n * 4 : 0;
+  const int rings = (loaded_key_groups(c) + 1) * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
+  const int barriers = 16 * (rings + c.q_stages * c.consumers());
+  const int tiles = (q_tiles + kv_tiles + byte_tiles + barriers + key_scales + 40 + 1023) / 1024 * 1024;
+  if (c.wide)
+    return tiles + (c.tiling.block_m * c.tiling.block_n * 2 + 3 * 64 * 4 + 256 + 1023) / 1024 * 1024;
+  return c.by_warps() ? tiles + (decode_exchange_bytes + 1023) / 1024 * 1024 : tiles;
+}
+
+/// CTAs of the kernel that an SM holds: 227 KB of shared memory are theirs, of which the system takes 1 KB
+/// each. Two of `decode` have 168 registers a thread, which hold an O of 160 columns. Of the family sm80 as
+/// many as its registers hold: other SMs have less shared memory.
+constexpr int ctas_per_sm(const ForwardConfig& c) {
+  if (c.of_sm80()) return c.threads() <= 128 ? 2 : 1;
+  return c.by_warps() && c.tiling.head_dim_v <= 160 && 2 * (forward_shared_bytes(c) + 1024) <= 228 * 1024 ? 2
+                                                                                                          : 1;
+}
+
+/// Warps of a CTA of the kernel `combine`, and rows that it merges with a fixed split size, a warp each.
+/// Without one all of its threads merge a row, and a tile has so many CTAs at most: a wide row takes long to
+/// read.
+constexpr int combine_rows = 4;
+constexpr int combine_ctas(const Tiling& t) {
+  return t.head_dim_v > 256 ? 64 : 16;
+}
+
+/// So many of its CTAs an SM holds, which leaves each so many registers: 80 fit beside `decode`.
+constexpr int combine_ctas_per_sm(const ForwardConfig& c) {
+  return c.tiling.head_dim_v > 256 ? 4 : 6;
+}
+
+/// A line of fewer blocks for each CTA that the device holds is short: fewer CTAs share it.
+constexpr int enough_blocks = 8;
+
+/// Partial results that a tile has at most, and so CTAs that may share keys.
+constexpr int combine_parts = 512;
+
+/// Groups of threads of `combine`, each of which adds up some of a row's partial results: a thread has four
+/// columns, or with more than 128 some more.
+constexpr int combine_groups(int head_dim_v) {
+  return head_dim_v <= 32 ? 16 : head_dim_v <= 64 ? 8 : 4;
+}
+/// Without a split size: the weights of all partial results, two numbers of each warp, and each group's O.
+constexpr int combine_shared_bytes(const ForwardConfig& c) {
+  if (c.schedule.invariant) return 0;
+  return 4 * (combine_parts + 2 * combine_rows + combine_groups(c.tiling.head_dim_v) * c.tiling.head_dim_v);
+}
+
+/// What a partial result says of a row: the reference of its exponentials (logarithm to base 2), and their
+/// sum. An LSE has no room for the sum's logarithm beside a far reference. Of a row that has seen nothing but
+/// -inf the reference is -inf and the sum below 0, of one that has seen no key 0.
+struct alignas(8) PartSum {
+  float reference;
+  float sum;
+};
+/// Numbers of the partial results of `ctas` CTAs: O of two tiles each, and sums of their rows.
+constexpr long long partial_outputs(const Tiling& t, int ctas) {
+  return 2LL * ctas * t.block_m * t.head_dim_v;
+}
+constexpr long long partial_sums(const Tiling& t, int ctas) {
+  return 2LL * ctas * t.block_m;
+}
+
+/// With a fixed split size: so many splits, from a multiple of that number on, are merged with each other
+/// before they are merged with the rest, and so are groups of so many splits, and groups of these.
+constexpr int merged_group = 16;
+
+/// Splits of a line that have places, for each CTA, before an item of the line is a group of splits.
+constexpr int splits_per_cta = 16;
+
+/// Levels that `combine` merges, and the parts that a tile has at most for these: its last level has two
+/// groups of so many, where the tile begins in one and ends in another.
+constexpr int combine_levels = 4;
+constexpr int combine_items = merged_group * merged_group * merged_group;
+
+/// Numbers that a CTA which computes whole tiles keeps of a tile's splits that it has merged, on each level
+/// of groups: O, and four for each thread. `column_parts`: warpgroups that share the columns of O.
+constexpr long long merged_numbers(const Tiling& t, int column_parts = 1) {
+  return static_cast<long long>(t.block_m) * (t.head_dim_v + 8 * column_parts);
+}
+
+/// What the kernel `combine` needs of a forward Config.
+constexpr ForwardConfig combine_config(const ForwardConfig& c) {
+  ForwardConfig combine;
+  combine.tiling = c.tiling;
+  combine.tiling.head_dim_qk = c.tiling.head_dim_v;
+  combine.mask.varlen = true;
+  combine.keys = c.keys;
+  combine.schedule.split = true;
+  combine.schedule.invariant = c.schedule.invariant;
+  combine.pairs = c.pairs;
+  return combine;
+}
+
+struct ForwardParams {
+  /// Dimensions (head_dim, rows, heads, batch), or of q with heads_as_rows (head_dim, heads, rows, batch);
+  /// boxes: one strip of a SharedTile.
+  TensorMap q, k, v;
+  const void* q_data;  ///< what the maps of q and k describe
+  const void* k_data;
+  void* out;
+  float* lse;         ///< may be null
+  const float* sink;  ///< may be null; logits by query head
+  Strides q_stride;
+  Strides k_stride;
+  Strides out_stride;
+  Strides lse_stride;
+  long long sink_stride;
+  LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  unsigned int* tile_counter;  ///< 0 before the launch (dynamic); null where every tile has a block
+  int batch;
+  int heads_q;  ///< with heads_as_rows, tiles' heads: those of a KV head may be several
+  int heads_kv;
+  int rows_q;  ///< rows of q in a batch entry, or in all when packed
+  int rows_k;
+  int head_dim_qk;     ///< the true one
+  int head_dim_v;      ///< the true one, as out has it
+  int m_blocks;        ///< tiles in rows_q (dense schedule)
+  int heads_in_order;  ///< (batch, head) pairs whose tiles come head by head; the others interleave (causal)
+  int window_left;     ///< INT_MAX: unbounded
+  int window_right;    ///< INT_MAX: unbounded
+  float scale;         ///< multiplies Q K^T
+  float softcap;       ///< read if the Config says so
+  bool packed_q;       ///< q and out have no batch dimension
+  bool packed_k;
+  bool out_vectors;                        ///< rows of out allow 16-byte stores
+  PageTable pages;                         ///< read if the Config's keys are pages
+  LengthArray leftpad_k, cache_batch_idx;  ///< read if they are entries, the first behind padding too
+  int cache_batch;                         ///< entries of k and v
+  float* part_out;     ///< partial results of splits: two of each CTA, (block_m, head_dim_v of the Config)
+  PartSum* part_sums;  ///< (block_m) of each
+  int split_ctas;      ///< CTAs of the grid, or with `pairs` clusters
+  int part_rows;  ///< rows of a tile that `combine` merges; with a split size, a multiple of combine_rows
+  // Read if the Config is invariant. part_out and part_sums then have a place of part_rows rows for each
+  // part, and behind these for each CTA and each of split_levels. Without split, part_out has
+  // merged_numbers() for each CTA and level of groups instead.
+  int split_blocks;  ///< key blocks of a split; with splits of any size, CTAs of `combine` a tile
+  // Read with heads_as_rows: 64 rows are row_heads heads of each of row_queries queries, as far as these go.
+  int group;  ///< query heads that share keys
+  int row_heads;
+  int row_queries;
+  int row_heads_reciprocal;  ///< 65536 / row_heads + 1: divides numbers below 64 by a multiplication
+  // How CTAs, or clusters, share the line of key blocks (tile/split.cuh).
+  short split_few_ctas;  ///< that share a short line: fewer than enough_blocks for each of split_ctas
+  short split_least;     ///< blocks of a share, at least
+  int split_items;   ///< tiles that `combine` has CTAs for; with a split size, items with a place in part_out
+  int split_levels;  ///< with a split size: an item is merged_group^split_levels splits at most
+};
+
+/// f32 scales by (batch, KV head) of K or V; null data stands for 1. Any value, on the device.
+struct HeadScales {
+  const float* data;
+  long long batch_stride;
+  long long head_stride;
+};
+
+/// What follows adds to ForwardParams for some Configs alone, since the 8-bit kernels' own parameters lie
+/// behind those that all have.
+
+/// Where Mask::by_sequence is set.
+struct ForwardParamsBySequence : ForwardParams {
+  LengthArray causal_by_sequence;  ///< not 0: this sequence's window_right is 0; null: none is
+};
+
+/// Where K and V have 8 bits.
+template <typename Params>
+struct WithKeyScales : Params {
+  HeadScales k_scale, v_scale;
+};
+using MixedForwardParams = WithKeyScales<ForwardParams>;
+
+/// f32 scales by row of K or V, addressed as K and V are.
+struct RowScales {
+  const float* data;  ///< null: it has none
+  Strides stride;
+};
+/// Where these have a scale for each key and KV head.
+template <typename Params>
+struct WithRowScales : Params {
+  RowScales k_row_scale, v_row_scale;
+};
+
+/// Of the family sm80, which reads no tensor map. Behind functions, which `list_blocks` reads too.
+template <typename Params>
+struct WithValueAddress : Params {
+  const void* v_data;
+  Strides v_stride;
+};
+using Sm80ForwardParams = WithValueAddress<ForwardParams>;
+
+}  // namespace tandem

@@ -1,0 +1,343 @@
+#include "ops/forward/plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "problem/mixed.hpp"
+#include "tandem/error.hpp"
+
+namespace tandem {
+namespace {
+
+constexpr const char* exp_bound = "softmax and products take the same time: three warpgroups keep both busy";
+constexpr const char* widest = "the widest key block that two stages of shared memory and 232 registers hold";
+constexpr const char* widest_late = "the widest key block with registers to wait late for the output";
+constexpr const char* three_blocks = "three key blocks in flight, and registers to wait late for the output";
+constexpr const char* diagonal = "square tiles waste least along the diagonal";
+constexpr const char* short_tiles = "few key blocks a tile: ping-pong, and a short first softmax";
+constexpr const char* output_bound = "the output accumulator leaves registers for no wider key block";
+
+// Measured on an H100 and an H200: docs/kernels/forward.md has the alternatives and their numbers.
+constexpr ForwardTileLine tiles[] = {
+    // head_dim_qk, head_dim_v, masked, from_keys, varlen_from,
+    //     block_m, block_n, stages, q_stages, dynamic, pingpong, output_late, why
+    {64, 64, false, 0, 0, 192, 128, 4, 2, false, true, false, exp_bound},
+    {64, 64, true, 1536, 1536, 192, 128, 4, 2, true, true, false, exp_bound},
+    {64, 64, true, 0, 0, 128, 128, 4, 2, true, true, false, diagonal},
+    {128, 128, false, 6144, never, 128, 160, 2, 1, false, false, true, widest_late},
+    {128, 128, false, 1536, never, 128, 128, 3, 1, false, false, true, three_blocks},
+    {128, 128, false, 0, 0, 128, 128, 3, 1, false, true, true, three_blocks},
+    {128, 128, true, 12288, never, 128, 160, 2, 1, true, false, true, widest_late},
+    {128, 128, true, 0, 0, 128, 128, 3, 1, true, true, true, diagonal},
+    {192, 128, false, 0, 0, 128, 128, 2, 1, false, false, true, widest_late},
+    {192, 128, true, 0, 0, 128, 128, 2, 1, true, false, true, widest_late},
+    {160, 160, false, 0, 0, 128, 128, 2, 1, false, false, true, widest_late},
+    {160, 160, true, 0, 0, 128, 128, 2, 1, true, false, true, widest_late},
+    {192, 192, false, 0, 0, 128, 112, 2, 1, false, false, false, widest},
+    {192, 192, true, 0, 0, 128, 112, 2, 1, true, false, false, widest},
+    {256, 128, false, 0, 0, 128, 96, 2, 1, false, false, true, widest_late},
+    {256, 128, true, 0, 0, 128, 96, 2, 1, true, false, true, widest_late},
+    {256, 256, false, 3072, 0, 128, 80, 2, 1, false, false, false, output_bound},
+    {256, 256, false, 768, never, 128, 80, 2, 1, false, true, false, output_bound},
+    {256, 256, false, 0, never, 128, 64, 2, 1, false, true, false, short_tiles},
+    {256, 256, true, 3072, never, 128, 80, 2, 1, true, false, false, output_bound},
+    {256, 256, true, 0, 0, 128, 64, 2, 1, true, false, false, diagonal},
+};
+
+/// As many stages as shared memory holds: what is in flight hides the latency of global memory.
+ForwardConfig with_most_stages(ForwardConfig c) {
+  c.stages = 1;
+  while (c.stages < 8 && forward_objection(c).empty()) ++c.stages;
+  if (!forward_objection(c).empty()) --c.stages;
+  return c;
+}
+
+/// The same for the kernel `decode`, of which an SM holds two CTAs if two stages fit into half of its memory.
+ForwardConfig with_decode_stages(ForwardConfig c) {
+  c.stages = 2;
+  const int ctas = ctas_per_sm(c);
+  while (c.stages < 8 && ctas_per_sm(c) == ctas && forward_objection(c).empty()) ++c.stages;
+  --c.stages;
+  return c;
+}
+
+/// `head_dim` in whole units.
+constexpr std::int64_t rounded(std::int64_t head_dim, std::int64_t unit) {
+  return (head_dim + unit - 1) / unit * unit;
+}
+
+/// Head dimensions of 8-bit keys are padded to 64, or to 128 where they are in pages of single rows: the keys
+/// of a block are to be as many in both cases.
+constexpr std::int64_t converted_unit = 128;
+
+/// The kernel `decode`. `shared`, and the mask of heads as rows, as with_few_queries has them.
+ForwardConfig with_decode(ForwardConfig c, bool shared) {
+  c.tiling.block_m = decode_rows;
+  c.tiling.block_n = 16 * decode_warps;
+  c.q_stages = 2;
+  c.mask.varlen = true;
+  c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
+  c.schedule = {.pingpong = false, .split = shared};
+  return with_decode_stages(c);
+}
+
+/// `shared`: by CTAs. Else a CTA has whole tiles. Heads as rows take the mask of causal calls in all: one
+/// kernel serves both, and the mask costs nothing where no query feels it.
+ForwardConfig with_few_queries(ForwardConfig c, bool shared) {
+  const std::int64_t unit = c.converts() ? converted_unit : 1;
+  c.tiling.block_m = few;
+  c.tiling.block_n =
+      rounded(c.tiling.head_dim_qk, unit) + rounded(c.tiling.head_dim_v, unit) <= 256 ? 128 : 64;
+  c.mask.varlen = true;
+  c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
+  c.schedule = {.pingpong = false, .split = shared};
+  return with_most_stages(c);
+}
+
+/// With a fixed split size: what bits depend on follows from the head dimensions alone, rounded as for any
+/// place of the keys. Which CTA computes what is free, since parts are merged by the same operations.
+ForwardConfig with_fixed_splits(ForwardConfig c, const CallFacts& facts) {
+  const Problem& p = facts.problem;
+  const std::int64_t unit = c.converts() ? converted_unit : 64;
+  c.tiling.block_n = rounded(p.head_dim_qk, unit) + rounded(p.head_dim_v, unit) <= 256 ? 128 : 64;
+  c.schedule = {.dynamic = c.mask.causal || c.mask.local, .invariant = true};
+  if (c.converts() && c.tiling.head_dim_v > converted_head_dim_of_two) {
+    c.tiling.block_m = 64;
+    c.schedule.pingpong = false;
+  }
+  if (facts.shares_keys) {
+    c.tiling.block_m = few;
+    c.mask.varlen = true;
+    c.schedule = {.pingpong = false, .split = true, .invariant = true};
+  }
+  return with_most_stages(c);
+}
+
+/// Whether clusters of two CTAs take two tiles of heads that share keys. Each key then crosses from the L2
+/// once for both, and is there earlier (docs/kernels/wide-heads.md).
+bool takes_pairs(const ForwardConfig& c, const CallFacts& facts) {
+  if (!c.v_in_k || !c.schedule.split || c.schedule.invariant || !c.tiling.heads_as_rows) return false;
+  const Problem& p = facts.problem;
+  return facts.head_rows.tile_heads(p) / p.heads_kv % 2 == 0;
+}
+
+/// The kernel `forward_wide`. Products take 64 columns at a time, and a warpgroup half of those of V, which
+/// K's tile has to hold where V is in it. Its blocks have 64 keys and move their rows' maxima in any case:
+/// with a fixed split size nothing else changes.
+ForwardConfig with_wide_heads(ForwardConfig c, const CallFacts& facts, bool shared) {
+  const Problem& p = facts.problem;
+  c.wide = true;
+  c.v_in_k = has_values_in_keys(p);
+  c.tiling.head_dim_qk = static_cast<int>(rounded(p.head_dim_qk, 64));
+  c.tiling.head_dim_v = static_cast<int>(rounded(p.head_dim_v, 64 * wide_parts));
+  if (c.v_in_k) c.tiling.head_dim_qk = std::max(c.tiling.head_dim_qk, c.tiling.head_dim_v);
+  c.tiling.block_m = few;
+  c.tiling.block_n = 64;
+  c.mask.varlen = c.mask.varlen || shared || c.tiling.heads_as_rows;
+  c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
+  const bool unequal = (c.mask.causal || c.mask.local) && !c.tiling.heads_as_rows;
+  c.schedule = {
+      .dynamic = !shared && unequal, .pingpong = false, .split = shared, .invariant = p.split_size > 0};
+  c.pairs = takes_pairs(c, facts);
+  c.stages = c.v_in_k ? 2 : 1;
+  while (c.stages < 4 && forward_objection(c).empty()) ++c.stages;
+  if (!forward_objection(c).empty()) --c.stages;
+  return c;
+}
+
+/// Whole tiles on 8-bit keys.
+ForwardConfig with_converted_keys(ForwardConfig c, const CallFacts& facts) {
+  const bool one_warpgroup = facts.has_few_queries || c.tiling.head_dim_v > converted_head_dim_of_two;
+  c = with_few_queries(c, false);
+  c.mask.varlen = facts.mask.varlen;
+  c.tiling.block_m = one_warpgroup ? 64 : 128;
+  c.schedule = {.dynamic = c.mask.causal || c.mask.local, .pingpong = !one_warpgroup};
+  return with_most_stages(c);
+}
+
+/// A multiple of 32, of 64 for 8-bit keys, whose tiles are swizzled by 64 bytes at least. Twice that where
+/// single rows of pages are loaded, since TMA writes to multiples of 128 bytes.
+int padded(std::int64_t head_dim, const Problem& p) {
+  const bool single_rows = p.pages.given() && (p.pages.page_size % 2 != 0 || p.leftpad_k.given());
+  return static_cast<int>(rounded(head_dim, (p.mixed() ? 64 : 32) * (single_rows ? 2 : 1)));
+}
+
+ForwardConfig with_tile(ForwardConfig c, const ForwardTileLine& tile) {
+  c.tiling.block_m = tile.block_m;
+  c.tiling.block_n = tile.block_n;
+  c.stages = tile.stages;
+  c.q_stages = tile.q_stages;
+  c.schedule.dynamic = tile.dynamic;
+  c.schedule.pingpong = tile.pingpong;
+  c.schedule.output_late = tile.output_late;
+  return c;
+}
+
+}  // namespace
+
+std::span<const ForwardTileLine> forward_tiles() {
+  return tiles;
+}
+
+const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys,
+                                    bool varlen) {
+  for (const ForwardTileLine& tile : tiles) {
+    if (head_dim_qk <= tile.head_dim_qk && head_dim_v <= tile.head_dim_v && masked == tile.masked &&
+        keys >= (varlen ? tile.varlen_from : tile.from_keys)) {
+      return tile;
+    }
+  }
+  throw Error(Status::internal,
+              fmt::format("no tile for head dimensions {} and {}", head_dim_qk, head_dim_v));
+}
+
+const ForwardTileLine& forward_tile(const CallFacts& facts, const ForwardConfig& c) {
+  const Problem& p = facts.problem;
+  const bool masked = c.mask.causal || c.mask.local || p.has_function();
+  const bool known = !p.has_function() && (!c.mask.varlen || p.packed_k);
+  return forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, masked, known ? facts.keys : 0,
+                      c.mask.varlen);
+}
+
+ForwardConfig wanted_of(const CallFacts& facts) {
+  const Problem& p = facts.problem;
+  ForwardConfig c;
+  c.tiling.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
+  c.tiling.head_dim_qk = padded(p.head_dim_qk, p);
+  c.tiling.head_dim_v = padded(p.head_dim_v, p);
+  c.mask = facts.mask;
+  c.transform = p.softcap > 0.0F ? ScoreTransform::softcap
+                : p.scale > 0.0F ? ScoreTransform::raw
+                                 : ScoreTransform::scaled;
+  if (p.mixed()) {
+    c.key_type = p.k.dtype == DType::e4m3 ? OperandType::e4m3 : OperandType::s8;
+    c.row_scales = has_row_scales(p);
+    // The scale of K, which the device knows, may have any sign.
+    if (c.transform == ScoreTransform::raw) c.transform = ScoreTransform::scaled;
+  }
+  c.keys = p.pages.given() ? (p.leftpad_k.given() ? KeySource::padded_pages : KeySource::pages)
+           : p.of_cache()  ? KeySource::entries
+                           : KeySource::rows;
+  c.tiling.heads_as_rows = facts.heads_as_rows;
+  c.tiling.f32_out = p.out.dtype == DType::f32;
+  return c;
+}
+
+ForwardConfig choose_forward_config(const CallFacts& facts) {
+  const ForwardConfig c = wanted_of(facts);
+  const bool shared = facts.shares_keys;
+  if (facts.wide_heads) return with_wide_heads(c, facts, shared);
+  if (facts.problem.split_size > 0) return with_fixed_splits(c, facts);
+  if (facts.decodes) return with_decode(c, shared);
+  if (shared || c.tiling.heads_as_rows) return with_few_queries(c, shared);
+  if (c.converts()) return with_converted_keys(c, facts);
+  return with_tile(c, forward_tile(facts, c));
+}
+
+namespace {
+
+/// Of one query a sequence or of a few, and of one head or several in a tile of 16 rows or of 64.
+void add_few_queries(std::vector<ForwardConfig>& configs, ForwardConfig c, bool decodes) {
+  const auto add = [&](bool shared) {
+    configs.push_back(decodes ? with_decode(c, shared) : with_few_queries(c, shared));
+  };
+  for (const bool causal : {false, true}) {
+    c.mask.causal = causal;
+    if (decodes) add(false);
+    add(true);
+  }
+  c.tiling.heads_as_rows = true;
+  for (const bool shared : {false, true}) add(shared);
+}
+
+/// Steps of generation: from rows and from pages, of 16 bits and of e4m3.
+void add_shipped_decode_configs(std::vector<ForwardConfig>& configs) {
+  for (const auto& [qk, v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}}) {
+    for (const Element element : {Element::bf16, Element::f16}) {
+      if (qk == 192 && element == Element::f16) continue;
+      for (const KeySource keys : {KeySource::rows, KeySource::pages}) {
+        ForwardConfig c;
+        c.tiling.element = element;
+        c.tiling.head_dim_qk = qk;
+        c.tiling.head_dim_v = v;
+        c.keys = keys;
+        add_few_queries(configs, c, true);
+        if (qk == 256) continue;
+        add_few_queries(configs, c, false);
+        if (qk == 192) continue;
+        c.key_type = OperandType::e4m3;
+        c.transform = ScoreTransform::scaled;
+        add_few_queries(configs, c, true);
+        add_few_queries(configs, c, false);
+      }
+    }
+  }
+}
+
+/// Latent attention of DeepSeek's dimensions, in bf16: query heads are rows, and V is in K. 128 of them are
+/// pairs of tiles, which calls that share keys take; 64, of several queries, are not.
+void add_shipped_latent_configs(std::vector<ForwardConfig>& configs) {
+  struct Kind {
+    int heads;
+    bool shared;
+  };
+  for (const KeySource keys : {KeySource::rows, KeySource::pages}) {
+    for (const Kind& kind : {Kind{64, false}, Kind{64, true}, Kind{128, true}}) {
+      ForwardConfig c;
+      c.keys = keys;
+      c.mask.varlen = true;
+      c.tiling.heads_as_rows = true;
+      Problem p;
+      p.heads_q = kind.heads;
+      p.heads_kv = 1;
+      p.rows_q = 1;
+      p.head_dim_qk = max_gpu_wide_head_dim_qk;
+      p.head_dim_v = max_gpu_wide_head_dim_v;
+      configs.push_back(with_wide_heads(c, CallFacts(p), kind.shared));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<ForwardConfig> shipped_forward_configs() {
+  struct Head {
+    int qk, v;
+    bool usual;  ///< of many models: with sliding windows, and in f16 too
+  };
+  constexpr Head heads[] = {{64, 64, true},    {96, 96, false},   {128, 128, true},
+                            {192, 128, false}, {192, 192, false}, {256, 256, true}};
+  std::vector<ForwardConfig> configs;
+  auto add = [&](const Head& head, const ForwardTileLine& tile, Element element, bool varlen) {
+    ForwardConfig c;
+    c.tiling.element = element;
+    c.tiling.head_dim_qk = head.qk;
+    c.tiling.head_dim_v = head.v;
+    c.mask.varlen = varlen;
+    c.mask.causal = tile.masked;
+    configs.push_back(with_tile(c, tile));
+    c.mask.local = true;
+    if (head.usual && tile.masked && (varlen ? tile.varlen_from : tile.from_keys) == 0)
+      configs.push_back(with_tile(c, tile));
+  };
+  for (const Head& head : heads) {
+    for (const ForwardTileLine& tile : tiles) {
+      const auto chosen = [&](bool varlen) {
+        const int from = varlen ? tile.varlen_from : tile.from_keys;
+        return from != never && &tile == &forward_tile(head.qk, head.v, tile.masked, from, varlen);
+      };
+      for (const Element element : {Element::bf16, Element::f16}) {
+        if (element == Element::f16 && !head.usual) continue;
+        if (chosen(false)) add(head, tile, element, false);
+        if (chosen(true)) add(head, tile, element, true);
+      }
+    }
+  }
+  add_shipped_decode_configs(configs);
+  add_shipped_latent_configs(configs);
+  return configs;
+}
+
+}  // namespace tandem

@@ -1,0 +1,63 @@
+// The forward pass: O = softmax(scale Q K^T) V. A persistent kernel with one CTA an SM.
+//
+// A producer warp fills shared memory through TMA; each consumer warpgroup owns 64 queries. Within a
+// warpgroup, S of block i + 1 and P V of block i are in flight together, and the softmax of block i + 1
+// starts before P V ends (two-stage pipelining). Between warpgroups, named barriers give the tensor cores to
+// one after the other, so that the exponentials of one run under the products of the others (ping-pong).
+// K and V of 8 bits are converted in shared memory by a warpgroup of its own (forward_converter.cuh).
+// Method: FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608), algorithm 2. docs/kernels/forward.md has the
+// arithmetic.
+#pragma once
+
+#include "ops/forward/config.hpp"
+#include "ops/forward/sm90/forward_consumer.cuh"
+#include "ops/forward/sm90/forward_converter.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/registers.cuh"
+
+namespace tandem {
+
+template <ForwardConfig C>
+TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ ForwardKernelParams<C> p) {
+  static_assert(sizeof(ForwardShared<C>) == forward_shared_bytes(C));
+  auto& shared = *reinterpret_cast<ForwardShared<C>*>(ptx::dynamic_shared());
+  // The shuffle lets ptxas know that the number is uniform over the warp.
+  const int warp = static_cast<int>(ptx::shuffle(ptx::thread_index() / warp_size, 0));
+  if (ptx::thread_index() == 0) shared.init();
+  for (int w = 0; w < C.consumers(); ++w) {
+    for (auto& q : shared.q[w]) {
+      tile::clear_unfilled<C.tiling>(q, p, static_cast<int>(ptx::thread_index()), C.threads());
+    }
+  }
+  ptx::sync_block();
+  if constexpr (C.schedule.split) ptx::launch_next_grid();
+
+  auto consume = [&](int warpgroup) {
+    ForwardConsumer<C> consumer(p, shared, warpgroup, static_cast<int>(ptx::thread_index()) % warpgroup_size);
+    if (warpgroup == C.consumers() - 1) consumer.pingpong_pass();
+    consumer.run();
+  };
+  if constexpr (C.schedule.specialised) {
+    if (warp < 4) {
+      ptx::release_registers<C.registers().producer>();
+      if (warp == 0) {
+        ForwardLoader<C> loader(p, shared);
+        while (loader.step()) {
+        }
+      }
+    } else if (C.converts() && warp < 8) {
+      if constexpr (C.converts()) {
+        ptx::release_registers<C.registers().converter>();
+        ForwardConverter<C> converter(p, shared, warp - 4);
+        converter.run();
+      }
+    } else {
+      ptx::claim_registers<C.registers().consumer>();
+      consume(warp / 4 - (C.converts() ? 2 : 1));
+    }
+  } else {
+    consume(warp / 4);
+  }
+}
+
+}  // namespace tandem

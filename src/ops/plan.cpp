@@ -1,0 +1,124 @@
+#include "ops/plan.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <variant>
+
+#include "ops/backward/plan.hpp"
+#include "ops/eight_bit/plan.hpp"
+#include "ops/forward/plan.hpp"
+#include "ops/functions/plan.hpp"
+#include "ops/plan_gpu.hpp"
+#include "ops/portable_set.hpp"
+#include "problem/mixed.hpp"
+#include "problem/recipe_of.hpp"
+
+namespace tandem {
+namespace {
+
+Plan plan_cpu(const Problem& problem, const Execution& execution) {
+  Plan plan;
+  plan.backend = Device::Kind::cpu;
+  plan.workspace_bytes = plan.cpu.emplace(problem, execution.threads).workspace_bytes;
+  return plan;
+}
+
+}  // namespace
+
+Plan::Plan() = default;
+
+Plan make_plan(const Problem& problem, const Execution& execution) {
+  if (problem.device.kind == Device::Kind::cuda) return plan_gpu(problem, nullptr, execution.sm_limit);
+  return plan_cpu(problem, execution);
+}
+
+namespace {
+
+std::vector<std::string> cuda_reasons(const Problem& problem, const CallFacts& facts,
+                                      const gpu::Steps& steps) {
+  const Problem& p = facts.problem;
+  if (!facts.portable.empty()) return explain_portable(facts, steps.config);
+  if (const auto* c = std::get_if<BackwardConfig>(&steps.config)) return explain_backward(facts, *c);
+  if (const auto* c = std::get_if<EightBitConfig>(&steps.config)) {
+    return explain_eight_bit(p, steps.recipe, *c);
+  }
+  std::vector<std::string> lines = explain_forward(facts, std::get<ForwardConfig>(steps.config));
+  if (problem.quantized_inputs()) {
+    lines.push_back(fmt::format(
+        "q, in {}, becomes {} first, which has all of its values; its scale is a factor of the scores",
+        name_of(problem.q.dtype), name_of(p.q.dtype)));
+  }
+  if (p.rows_q != problem.rows_q) {
+    lines.push_back(fmt::format("one query: the {} heads that share keys are rows of a tile", p.rows_q));
+  }
+  return lines;
+}
+
+std::vector<std::string> cpu_reasons(const Plan& plan, const Execution& execution) {
+  const cpu::Config& c = plan.cpu->config;
+  const char* wish = std::getenv("TANDEM_CPU_TARGET");
+  const bool overridden = wish != nullptr && *wish != '\0';
+  return {
+      "backend cpu: the tensors are on the CPU",
+      fmt::format(
+          "target {}: {}", cpu::name_of(c.target),
+          overridden ? "TANDEM_CPU_TARGET asks for it" : "the best that this processor and this build have"),
+      fmt::format("threads {}: {}", c.threads,
+                  execution.threads > 0 ? "what the caller asked for"
+                                        : "OMP_NUM_THREADS, or every core this process may use"),
+      fmt::format("block_q {}, block_k {}: the tile one thread works on", c.block_q, c.block_k),
+  };
+}
+
+}  // namespace
+
+std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const Execution& execution) {
+  const bool cuda = plan.backend == Device::Kind::cuda;
+  std::vector<std::string> lines =
+      cuda ? cuda_reasons(problem, *plan.facts, *plan.gpu) : cpu_reasons(plan, execution);
+  const bool copied = cuda ? !plan.facts->problem.mixed() : plan.cpu->mixed.has_value();
+  if (problem.mixed() && copied) {
+    lines.push_back(fmt::format("mixed: k and v, in {}, become {} first, in {} bytes of the workspace",
+                                name_of(problem.k.dtype), name_of(problem.q.dtype),
+                                mixed_space(problem).bytes));
+  } else if (problem.mixed() && !cuda) {
+    lines.push_back(fmt::format("mixed: k and v, in {}, are converted where they are read, without a copy",
+                                name_of(problem.k.dtype)));
+  }
+  if (cuda && execution.sm_limit > 0) {
+    lines.push_back(fmt::format("sm_limit {}: persistent grids are those of a GPU with {} SMs",
+                                execution.sm_limit, plan.gpu->multiprocessors));
+  }
+  if (cuda && problem.has_function()) {
+    const auto* forward = std::get_if<ForwardConfig>(&plan.gpu->config);
+    const auto* backward = std::get_if<BackwardConfig>(&plan.gpu->config);
+    const bool lists = (forward != nullptr && forward->functions.block_lists) ||
+                       (backward != nullptr && backward->functions.block_lists);
+    lines.push_back(explain_gpu_functions(problem, lists));
+  }
+  if (problem.split_size > 0 && problem.pass == Pass::forward) {
+    lines.push_back(fmt::format(
+        "split_size {}: keys are cut at its multiples; a sequence's bits do not depend on the batch",
+        problem.split_size));
+    const auto* config = cuda ? std::get_if<ForwardConfig>(&plan.gpu->config) : nullptr;
+    if (config != nullptr && config->schedule.split) {
+      const gpu::WorkDivision& work = plan.gpu->work;
+      lines.push_back(work.levels == 0
+                          ? fmt::format("the workspace has places for all {} splits", work.items)
+                          : fmt::format("the workspace has places for {} splits; where lengths make more of "
+                                        "them, a thread block computes and merges {} or more in turn",
+                                        work.items, merged_group));
+    }
+  }
+  if (problem.precision == Precision::exact) return lines;
+  const std::string what = problem.pass == Pass::backward
+                               ? "the backward of an 8-bit forward is 16-bit"
+                               : describe(cuda ? plan.gpu->recipe : plan.cpu->config.recipe);
+  lines.push_back(
+      fmt::format("precision {}{}{}: {}", name_of(problem.precision), problem.strict ? ", strict" : "",
+                  problem.quantized_inputs() ? ", of the caller's quantized values and scales" : "", what));
+  return lines;
+}
+
+}  // namespace tandem

@@ -1,0 +1,398 @@
+// 16-bit Q, K and V to 8-bit values and scales, all three in one launch. Bound by memory: every element is
+// read once and its code written once. Before it, where K's mean is removed, one launch over K alone, or a
+// sample of it, sums its channels.
+//
+// A work item is 128 rows of a head, a block of scales. Q and K are written as rows. V is written with keys
+// contiguous: the four threads whose keys share a word exchange 4 x 4 bytes, and shared memory exchanges
+// words.
+#pragma once
+
+#include "ops/quantize/common/quantize_rotation.cuh"
+
+namespace tandem {
+
+namespace quantizer {
+
+/// Whether rows of Q and K that hold a NaN get a marker.
+template <QuantizeConfig C>
+constexpr bool has_nan_markers = C.qk == OperandType::s8&& C.qk_scales == ScaleGroup::block;
+
+/// Stores eight values of a row.
+template <bool vectors>
+TANDEM_DEVICE void store_quantized(const QuantizedTensor& x, u8* row, int col, const Quantized8& quantized) {
+  if constexpr (vectors) {
+    if (col < x.quantized_columns) {
+      ptx::store_global(reinterpret_cast<u64*>(row + col),
+                        static_cast<u64>(quantized.high) << 32 | quantized.low);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (col + i < x.quantized_columns) {
+        ptx::store_global(row + col + i,
+                          static_cast<u8>((i < 4 ? quantized.low : quantized.high) >> (8 * (i % 4))));
+      }
+    }
+  }
+}
+
+/// The key of a work item whose row of V the thread has. A warp has two words of four keys each, and its
+/// lanes have the keys in the order in which they are stored.
+TANDEM_DEVICE int key_of_thread(int thread) {
+  return thread / warp_size / 2 * 16 +
+         v_key_of(thread / warp_size % 2 * 8 + thread % warp_size / row_threads);
+}
+
+/// A row of a pass, as one thread has it.
+template <QuantizeConfig C>
+struct ThreadRow {
+  const Pass* pass;
+  int row;      ///< of its head
+  int segment;  ///< the row's head among those of the pass
+  bool used;
+
+  /// `row_of_pass` counts the rows of all segments.
+  TANDEM_DEVICE ThreadRow(const Pass* pass_, int row_of_pass)
+      : pass(pass_), row(in_segment(row_of_pass)), segment(0) {
+    if constexpr (C.varlen) segment = row_of_pass >> ptx::load_shared(&pass->segment_log2);
+    used = segment < heads() && row < ptx::load_shared(&pass->rows);
+  }
+  TANDEM_DEVICE int segment_rows() const {
+    return C.varlen ? 1 << ptx::load_shared(&pass->segment_log2) : quant_block;
+  }
+  TANDEM_DEVICE int in_segment(int row_of_pass) const { return row_of_pass & (segment_rows() - 1); }
+  TANDEM_DEVICE int heads() const { return C.varlen ? ptx::load_shared(&pass->heads) : 1; }
+  TANDEM_DEVICE int batch() const { return ptx::load_shared(&pass->batch); }
+  TANDEM_DEVICE int head() const { return ptx::load_shared(&pass->head) + segment; }
+  TANDEM_DEVICE int first() const { return ptx::load_shared(&pass->first); }
+  TANDEM_DEVICE const u16* source(const Strides& s) const {
+    return ptx::load_shared(&pass->source) + row * s.row + of_head(s.head);
+  }
+  TANDEM_DEVICE u8* quantized(const Strides& s) const {
+    return ptx::load_shared(&pass->quantized) + row * s.row + of_head(s.head);
+  }
+  TANDEM_DEVICE float* scales(const ScaleStrides& s) const {
+    return ptx::load_shared(&pass->scales) + of_head(s.head);
+  }
+  TANDEM_DEVICE float* shift(const ScaleStrides& s) const {
+    return ptx::load_shared(&pass->shift) + row * s.group + of_head(s.head);
+  }
+
+ private:
+  TANDEM_DEVICE i64 of_head(i64 stride) const { return C.varlen ? segment * stride : 0; }
+};
+
+/// Returns the inverse of the scale of the row's group. One of the threads that share it stores the scale.
+template <QuantizeConfig C, OperandType type, ScaleGroup group, Which which>
+TANDEM_DEVICE float find_scale(const QuantizeParams& p, const QuantizedTensor& x, const Tables& tables,
+                               Magnitude m, int pass_at) {
+  const ThreadRow<C> at = thread_row<C, which>(tables, pass_at);
+  const int thread = static_cast<int>(ptx::thread_index_anew());
+  const int lane = static_cast<int>(ptx::lane_index_anew());
+  bool stores = at.in_segment(thread / row_threads) == 0 && thread % row_threads == 0;
+  if constexpr (exceeds_block(group)) {
+    const bool one = group == ScaleGroup::tensor;
+    const int head = one ? 0 : at.batch() * p.heads_kv + at.head();
+    const GroupLargest& found = p.largest[head];
+    m = {ptx::float_of(ptx::load_global(&found.bits)), ptx::load_global(&found.bad) != 0};
+    stores = stores && at.first() == 0 && (!one || at.batch() + at.head() == 0);
+  } else if constexpr (group == ScaleGroup::row) {
+    m = of_row(m, lane);
+    stores = lane % row_threads == 0 && (x.padded_rows || at.used);
+  } else {
+    m = of_block<type>(m, tables, thread / warp_size, lane, at.segment_rows() / 8, pass_at);
+  }
+  const bool has_nan = type == OperandType::s8 && group == ScaleGroup::block && x.nan_markers && m.bad;
+  if (has_nan) m.bad = false;
+  const Scale s = scale_for<type>(m);
+  if (stores && at.segment < at.heads()) {
+    float* const scale = at.scales(x.scale_stride);
+    if constexpr (group == ScaleGroup::row) {
+      ptx::store_global(scale + at.row * x.scale_stride.group, s.stored);
+      if (C.varlen && x.padded_rows) {
+        for (int row = at.row + at.segment_rows(); row < quant_block; row += at.segment_rows()) {
+          ptx::store_global(scale + row * x.scale_stride.group, 0.0F);
+        }
+      }
+    } else {
+      ptx::store_global(scale, has_nan ? -s.stored : s.stored);
+    }
+  }
+  return s.inverse;
+}
+
+/// Whether K's mean is removed from the keys of the pass's sequence.
+TANDEM_DEVICE bool has_mean(const Pass* pass) {
+  return ptx::warp_uniform(static_cast<int>(ptx::load_shared(&pass->mean) != nullptr)) != 0;
+}
+
+/// Whether a pass has anything to do.
+TANDEM_DEVICE bool has_work(const Pass* pass) {
+  return ptx::warp_uniform(ptx::load_shared(&pass->rows)) >= 0;
+}
+
+/// The thread's row of a pass. It is computed again wherever it is needed: what is kept during the arithmetic
+/// on a row's values takes registers that they need.
+template <Which which>
+TANDEM_DEVICE int own_row() {
+  const int thread = static_cast<int>(ptx::thread_index_anew());
+  return which == Which::v ? key_of_thread(thread) : thread / row_threads;
+}
+template <QuantizeConfig C, Which which>
+TANDEM_DEVICE ThreadRow<C> thread_row(const Tables& table, int pass_at) {
+  return {table.pass(pass_at), own_row<which>()};
+}
+
+/// Starts copying channel `c` of a head's mean.
+template <QuantizeConfig C>
+TANDEM_DEVICE void fetch_mean(float* to, const float* mean, int c) {
+  if (c < C.head_dim_qk) {
+    ptx::copy_async(to, mean + c);
+  } else {
+    ptx::store_shared(to, 0.0F);
+  }
+}
+
+/// Starts copying a pass's rows, and the means that it needs.
+template <QuantizeConfig C, Which which>
+TANDEM_DEVICE void fetch(const QuantizeParams& p, const Tables& table, int pass_at) {
+  const Pass* const pass = table.pass(pass_at);
+  if (!has_work(pass)) return;
+  const int thread = static_cast<int>(ptx::thread_index_anew());
+  constexpr int head_dim = which == Which::v ? C.head_dim_v : C.head_dim_qk;
+  // Neighbouring threads copy neighbouring vectors of a row, whichever thread will read them.
+#pragma unroll
+  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+    const int row = (j * quantize_threads + thread) / row_vectors<head_dim>;
+    const int vector = (j * quantize_threads + thread) % row_vectors<head_dim>;
+    const ThreadRow<C> from(pass, row);
+    fetch_vector<C.vectors, head_dim>(vector_at<head_dim>(table, row, vector, pass_at),
+                                      from.source(tensor<which>(p).stride), 8 * vector, from.used);
+  }
+  if constexpr (C.smooth_k && which != Which::v) {
+    if (!has_mean(pass)) return;
+    ptx::wait_for_previous_grid();
+    const float* const means = ptx::load_shared(&pass->mean);
+    if constexpr (C.varlen) {
+      for (int i = thread; i < ptx::load_shared(&pass->heads) * table.channels; i += quantize_threads) {
+        const int head = ptx::load_shared(&pass->head) + i / table.channels;
+        const int mean_head = which == Which::q ? head / p.group : head;
+        fetch_mean<C>(table.mean(pass_at) + i, means + mean_head * p.mean_stride.head, i % table.channels);
+      }
+    } else if (thread < table.channels) {
+      fetch_mean<C>(table.mean(pass_at) + thread, means, thread);
+    }
+  }
+}
+
+/// A thread's part of a row of Q or K that `fetch` has copied, ready to be scaled.
+template <QuantizeConfig C, Which which>
+TANDEM_DEVICE void prepare_row(const QuantizeParams& p, const Tables& table, int pass_at,
+                               Row<C.head_dim_qk>& values) {
+  const int t = static_cast<int>(ptx::lane_index_anew()) % row_threads;
+  const ThreadRow<C> at = thread_row<C, which>(table, pass_at);
+  take_row<C.element>(values, table, own_row<which>(), t, pass_at);
+  if constexpr (C.rotary) {
+    if (at.used) embed<C>(values, p.rotary, at.source(tensor<which>(p).stride), at.first() + at.row, t);
+  }
+  const float* const mean =
+      table.mean(pass_at) + (C.varlen ? min(at.segment, at.heads() - 1) * table.channels : 0);
+  if constexpr (C.smooth_k && which == Which::k) {
+    if (has_mean(table.pass(pass_at)) && at.used) subtract(values, mean, t);  // the others' values stay 0
+  }
+  if constexpr (C.smooth_k && which == Which::q) {
+    const float shift = has_mean(table.pass(pass_at)) ? dot(values, mean, t) * p.scale : 0.0F;
+    if (t == 0 && at.used) ptx::store_global(at.shift(p.shift_stride), shift);
+  }
+  if constexpr (C.rotate_qk) rotate(values, t);
+}
+
+template <QuantizeConfig C, Which which>
+TANDEM_DEVICE void quantize_rows(const QuantizeParams& p, const Tables& table, int pass_at) {
+  const QuantizedTensor& x = tensor<which>(p);
+  Row<C.head_dim_qk> values;
+  prepare_row<C, which>(p, table, pass_at, values);
+  const Magnitude m = magnitude_of(values);
+  float inverse = find_scale<C, C.qk, C.qk_scales, which>(p, x, table, m, pass_at);
+  // A negative softmax scale negates Q: the attention kernel takes only positive scales.
+  if (which == Which::q && p.scale < 0.0F) inverse = -inverse;
+  bool bad = m.bad;
+  // Of the whole row: that takes a register less than of the thread's part.
+  if constexpr (C.qk == OperandType::s8) {
+    bad = row_is_bad(bad, static_cast<int>(ptx::lane_index_anew()));
+  }
+  const ThreadRow<C> at = thread_row<C, which>(table, pass_at);
+  if (!at.used) return;
+  const int t = static_cast<int>(ptx::thread_index_anew()) % row_threads;
+  u8* const quantized = at.quantized(x.quantized_stride);
+#pragma unroll
+  for (int j = 0; j < Row<C.head_dim_qk>::vectors; ++j) {
+    Quantized8 eight = encode<C.qk>(values.x[j], inverse, bad);
+    if (has_nan_markers<C> && j == 0 && bad && x.nan_markers && t == 0) {
+      eight.low = (eight.low & ~0xFFU) | nan_marker;
+    }
+    store_quantized<C.vectors>(x, quantized, (4 * j + t) * 8, eight);
+  }
+}
+
+/// The index of a word of channel c in the tile of V, which has 32 words a channel. Words that are written at
+/// the same time are in different banks, and so are words that are read at the same time.
+TANDEM_DEVICE int swizzled_word(int c, int word) {
+  return c * 32 + (word ^ 2 * ((c & 3) | (c >> 1 & 12)));
+}
+
+/// The 4 x 4 bytes of four threads whose lanes differ in bits 2 and 3: byte n of thread a becomes byte a of
+/// thread n.
+TANDEM_DEVICE u32 transpose_bytes(u32 word, int lane) {
+  word = ptx::permute_bytes(word, ptx::shuffle_xor(word, 4), (lane & 4) != 0 ? 0x3715U : 0x6240U);
+  return ptx::permute_bytes(word, ptx::shuffle_xor(word, 8), (lane & 8) != 0 ? 0x3276U : 0x5410U);
+}
+
+/// What four of V's values are combined with (exclusive or) to add the zero point 128.
+template <QuantizeConfig C>
+constexpr u32 zero_points = takes_zero_point(C.pv, C.v_scales == ScaleGroup::row, C.head_dim_v)
+                                ? four_zero_points
+                                : 0;
+
+/// Puts channels (4 j + t) * 8 to + 7 of the thread's key into the tile. All lanes of a warp call.
+template <QuantizeConfig C>
+TANDEM_DEVICE void put_quantized_v(const Tables& table, int thread, int j, const Quantized8& quantized) {
+  const int lane = thread % warp_size;
+  const int c = (4 * j + lane % row_threads) * 8 + lane / row_threads % 4;
+  const int word = thread / warp_size * 2 + lane / 16;
+  ptx::store_shared(table.tile + swizzled_word(c, word),
+                    transpose_bytes(quantized.low ^ zero_points<C>, lane));
+  ptx::store_shared(table.tile + swizzled_word(c + 4, word),
+                    transpose_bytes(quantized.high ^ zero_points<C>, lane));
+}
+
+/// Writes the complete tile of V to where the attention kernel reads it: `own` chunks of 16 keys from chunk
+/// `first` of the tile on, and then zeros up to the end of the block.
+template <QuantizeConfig C>
+TANDEM_DEVICE void store_quantized_v(u8* quantized, i64 channel_stride, const Tables& table, int thread,
+                                     int first = 0, int own = quant_block / 16) {
+  constexpr int chunks = quant_block / 16;
+  constexpr int all = C.head_dim_v * chunks;
+  constexpr u32 zeros = zero_points<C>;
+#pragma unroll
+  for (int begin = 0; begin < all; begin += quantize_threads) {
+    const int i = begin + thread;
+    if (begin + quantize_threads > all && i >= all) break;
+    const int c = i / chunks;
+    const int chunk = i % chunks;
+    ptx::Vec4 v{zeros, zeros, zeros, zeros};
+    if (chunk < own) {
+      const int word = swizzled_word(c, 4 * (first + chunk));
+      v = ptx::load_shared(reinterpret_cast<const ptx::Vec4*>(table.tile + (word & ~3)));
+      if ((word & 2) != 0) v = {v.z, v.w, v.x, v.y};
+    }
+    ptx::store_global(reinterpret_cast<ptx::Vec4*>(quantized + c * channel_stride + 16 * chunk), v);
+  }
+}
+
+template <QuantizeConfig C>
+TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const Tables& table, int pass_at) {
+  constexpr int head_dim = C.head_dim_v;
+  const QuantizedTensor& x = p.v;
+  const int thread = static_cast<int>(ptx::thread_index_anew());
+  const int t = thread % row_threads;
+  Row<head_dim> values;
+  take_row<C.element>(values, table, own_row<Which::v>(), t, pass_at);
+  if constexpr (C.rotate_v) rotate(values, t);
+  const Magnitude m = magnitude_of(values);
+  const float inverse = find_scale<C, C.pv, C.v_scales, Which::v>(p, x, table, m, pass_at);
+#pragma unroll
+  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+    put_quantized_v<C>(table, thread, j, encode<C.pv>(values.x[j], inverse, m.bad));
+  }
+  ptx::sync_block();
+  u8* const quantized = ptx::load_shared(&table.pass(pass_at)->quantized);
+  if constexpr (C.varlen) {
+    const ThreadRow<C> at = thread_row<C, Which::v>(table, pass_at);
+    const int own = at.segment_rows() / 16;
+    for (int head = 0; head < at.heads(); ++head) {
+      store_quantized_v<C>(quantized + head * x.quantized_stride.head, x.quantized_stride.row, table, thread,
+                           head * own, own);
+    }
+  } else {
+    store_quantized_v<C>(quantized, x.quantized_stride.row, table, thread);
+  }
+}
+
+}  // namespace quantizer
+
+/// Each CTA takes every grid_size()-th work item. While it computes a pass, the rows of the next pass are
+/// being copied, and the pass after that is being found. The next grid may start where CTAs end. (Announcing
+/// it at the beginning starts it no earlier, since the CTAs fill the device, and made calls at head dimension
+/// 256 10 us longer.)
+template <QuantizeConfig C>
+TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
+    quantize(const __grid_constant__ QuantizeParams p) {
+  using quantizer::Which;
+  const quantizer::Tables table = quantizer::tables<C>();
+  const int items = p.items_k + p.items_v + p.items_q;
+  const auto first_warp = [] { return ptx::thread_index_anew() < warp_size; };
+  if (first_warp()) {
+    quantizer::prepare_pass<C>(p, static_cast<int>(ptx::block_index()), 0, table.pass(0));
+    quantizer::prepare_next_pass<C>(p, table.pass(0), table.pass(quantizer::Tables::after(0)));
+  }
+  ptx::sync_block();
+  const auto item_of = [&](int pass_at) {
+    return ptx::warp_uniform(ptx::load_shared(&table.pass(pass_at)->number));
+  };
+  const auto with_pass = [&](int pass_at, auto f) {
+    quantizer::with_item<C>(p, item_of(pass_at), [&](auto tag, int) { f(tag); });
+  };
+  const auto fetch = [&](int pass_at) {
+    with_pass(pass_at, [&](auto tag) { quantizer::fetch<C, decltype(tag)::which>(p, table, pass_at); });
+  };
+  fetch(0);
+  for (int pass_at = 0; item_of(pass_at) < items; pass_at = quantizer::Tables::after(pass_at)) {
+    ptx::wait_for_copies();
+    ptx::sync_block();  // the mean is there, and so is the next pass; the last one's buffers are free
+    const int next = quantizer::Tables::after(pass_at);
+    fetch(next);
+    if (first_warp()) {
+      quantizer::prepare_next_pass<C>(p, table.pass(next), table.pass(quantizer::Tables::after(next)));
+    }
+    if (!quantizer::has_work(table.pass(pass_at))) continue;
+    with_pass(pass_at, [&](auto tag) {
+      constexpr Which which = decltype(tag)::which;
+      if constexpr (which == Which::v) {
+        quantizer::quantize_values<C>(p, table, pass_at);
+      } else {
+        quantizer::quantize_rows<C, which>(p, table, pass_at);
+      }
+    });
+  }
+  if constexpr (C.smooth_k) ptx::outlast_previous_grid();
+}
+
+/// The largest magnitudes of K's groups that are larger than a block.
+template <QuantizeConfig C>
+TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
+    largest_of_groups(const __grid_constant__ QuantizeParams p) {
+  const quantizer::Tables table = quantizer::tables<C>();
+  if (ptx::thread_index() < warp_size) {
+    quantizer::prepare_pass<C>(p, static_cast<int>(ptx::block_index()), 0, table.pass(0));
+  }
+  ptx::sync_block();
+  if (!quantizer::has_work(table.pass(0))) return;
+  quantizer::fetch<C, quantizer::Which::k>(p, table, 0);
+  ptx::wait_for_copies();
+  ptx::sync_block();
+  quantizer::Row<C.head_dim_qk> values;
+  quantizer::prepare_row<C, quantizer::Which::k>(p, table, 0, values);
+  const quantizer::ThreadRow<C> at = quantizer::thread_row<C, quantizer::Which::k>(table, 0);
+  const int thread = static_cast<int>(ptx::thread_index_anew());
+  const quantizer::Magnitude m =
+      quantizer::of_block<OperandType::s8>(quantizer::magnitude_of(values), table, thread / warp_size,
+                                           thread % warp_size, quantize_threads / warp_size, 0);
+  if (thread != 0) return;
+  GroupLargest* const group =
+      p.largest + (C.qk_scales == ScaleGroup::tensor ? 0 : at.batch() * p.heads_kv + at.head());
+  ptx::atomic_max(&group->bits, ptx::bits_of(m.largest));
+  if (m.bad) ptx::atomic_max(&group->bad, 1U);
+}
+
+}  // namespace tandem

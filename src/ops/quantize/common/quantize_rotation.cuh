@@ -1,0 +1,152 @@
+// The rotation of rows, each of which four threads share: signs, then a Hadamard matrix.
+//
+// The first three levels of the matrix are between values of one thread, two are between threads, and the
+// others again between values of one thread: 2 shuffles a value whatever the head dimension. The levels come
+// in the CPU's order, so that results equal the CPU's bit by bit.
+#pragma once
+
+#include "ops/quantize/common/quantize_rows.cuh"
+
+namespace tandem::quantizer {
+
+/// The rotation's factor for a block of `size` channels, as the CPU computes it: 1 / sqrt(size), where sqrt
+/// is rounded.
+constexpr float rotation_factor(int size) {
+  float factor = 1.0F;
+  for (; size >= 4; size /= 4) factor *= 0.5F;
+  return size == 2 ? factor * (1.0F / 1.41421356237309504880F) : factor;
+}
+
+TANDEM_DEVICE void butterfly(float& a, float& b) {
+  const float sum = a + b;
+  b = a - b;
+  a = sum;
+}
+
+/// A level between threads. The lower thread keeps the sum and passes side = 1, the upper one -1.
+TANDEM_DEVICE float butterfly_across(float x, int distance, float side) {
+  return ptx::fma(x, side, ptx::shuffle_xor(x, distance));
+}
+
+/// Whether channels `c` and `other`, the larger one, are in one block of the rotation.
+constexpr bool in_one_block(int c, int other, int head_dim) {
+  int begin = 0;
+  while (begin + rotation_block(begin, head_dim) <= c) begin += rotation_block(begin, head_dim);
+  return other < begin + rotation_block(begin, head_dim);
+}
+
+/// The last vectors of a row whose head dimension is not a multiple of 32: blocks of at most 16 channels.
+template <int head_dim>
+TANDEM_DEVICE void rotate_rest(float (&x)[8], int t) {
+  constexpr int rest = head_dim % 32;
+  const int col = 8 * t;
+#pragma unroll
+  for (int half = 1; half < 8; half *= 2) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if ((i & half) != 0) continue;
+      const int c = rest / 8 * 8 + i;
+      const bool pair = col + 8 <= rest || (rest % 8 != 0 && col < rest && in_one_block(c, c + half, rest));
+      if (pair) butterfly(x[i], x[i + half]);
+    }
+  }
+  const bool sixteen = rest >= 16 && t < 2;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float across = butterfly_across(x[i], 1, (t & 1) != 0 ? -1.0F : 1.0F);
+    float factor = rotation_factor(8);
+    if (sixteen) {
+      x[i] = across;
+      factor = rotation_factor(16);
+    } else if (col + 8 > rest) {
+      factor = 1.0F;
+      const int c = rest / 8 * 8 + i;  // blocks of 4, 2 and 1
+      if (c < rest) {
+        int begin = 0;
+        while (begin + rotation_block(begin, rest) <= c) begin += rotation_block(begin, rest);
+        factor = rotation_factor(rotation_block(begin, rest));
+      }
+    }
+    x[i] *= factor;
+  }
+}
+
+/// The levels between groups of 32 channels, and the factor. A block of the rotation has a power of two of
+/// such groups, the largest block first: the bits of the number of groups.
+template <int head_dim, int groups = 8>
+TANDEM_DEVICE void rotate_groups(Row<head_dim>& row) {
+  constexpr int whole = Row<head_dim>::whole;
+  if constexpr ((whole & groups) != 0) {
+    constexpr int first = whole / (2 * groups) * (2 * groups);
+#pragma unroll
+    for (int half = 1; half < groups; half *= 2) {
+#pragma unroll
+      for (int j = 0; j < groups; ++j) {
+        if ((j & half) != 0) continue;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) butterfly(row.x[first + j][i], row.x[first + j + half][i]);
+      }
+    }
+    constexpr float factor = rotation_factor(32 * groups);
+#pragma unroll
+    for (int j = 0; j < groups; ++j) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) row.x[first + j][i] *= factor;
+    }
+  }
+  if constexpr (groups > 1) rotate_groups<head_dim, groups / 2>(row);
+}
+
+/// Which of a thread's channels the rotation negates: bit k of word w is for value k of its vectors from 4 w
+/// on.
+template <int head_dim>
+struct SignBits {
+  u32 words[(head_dim + 127) / 128][row_threads];
+
+  constexpr SignBits() : words{} {
+    for (int c = 0; c < head_dim; ++c) {
+      const int vector = c / 8 / row_threads;
+      const u32 bit = 1U << (vector % 4 * 8 + c % 8);
+      if (rotation_sign(c) < 0.0F) words[vector / 4][c / 8 % row_threads] |= bit;
+    }
+  }
+};
+
+/// Signs (constants, of which three selections find the thread's), then Hadamard blocks, divided by the
+/// square roots of their sizes.
+template <int head_dim>
+TANDEM_DEVICE void rotate(Row<head_dim>& row, int t) {
+  constexpr int whole = Row<head_dim>::whole;
+  constexpr SignBits<head_dim> signs;
+#pragma unroll
+  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+    const u32(&of)[row_threads] = signs.words[j / 4];
+    const u32 low = (t & 1) != 0 ? of[1] : of[0];
+    const u32 high = (t & 1) != 0 ? of[3] : of[2];
+    const u32 bits = (t & 2) != 0 ? high : low;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const u32 sign = bits << (31 - j % 4 * 8 - i) & 0x80000000U;
+      row.x[j][i] = ptx::float_of(ptx::bits_of(row.x[j][i]) ^ sign);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < whole; ++j) {
+#pragma unroll
+    for (int half = 1; half < 8; half *= 2) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if ((i & half) == 0) butterfly(row.x[j][i], row.x[j][i + half]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      row.x[j][i] = butterfly_across(row.x[j][i], 1, (t & 1) != 0 ? -1.0F : 1.0F);
+      row.x[j][i] = butterfly_across(row.x[j][i], 2, (t & 2) != 0 ? -1.0F : 1.0F);
+    }
+  }
+  rotate_groups<head_dim>(row);
+  if constexpr (head_dim % 32 != 0) rotate_rest<head_dim>(row.x[whole], t);
+}
+
+}  // namespace tandem::quantizer

@@ -1,0 +1,359 @@
+// Quantises rows of a head: loads, scales, and rounding to 8 bits.
+//
+// Four threads share a row. Thread t of the four has vectors t, t + 4, t + 8, ... of the row's vectors of 8
+// channels.
+#pragma once
+
+#include "ops/quantize/common/quantize_items.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/eight_bit.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+
+namespace tandem::quantizer {
+
+constexpr int row_threads = 4;
+constexpr float largest_float = 3.4028235e38F;
+/// A group whose largest magnitude is smaller counts as zeros: the inverse of its scale might overflow.
+constexpr float smallest_largest = 0x1p-100F;
+
+/// The CTA's arrays in shared memory. What one pass reads while the next may already write has two buffers.
+struct Tables {
+  ptx::Vec4* rows;  ///< [2] passes: vector j of thread i at j * quantize_threads + i
+  int pass_vectors;
+  float* means;  ///< [2][heads of a pass][channels]
+  int mean_size;
+  int channels;
+  float* warp_largest;  ///< [2][warps]
+  u32* warp_bad;
+  u32* tile;
+  char* passes;  ///< the current one, the next, and the one after that
+
+  /// `pass_at` is the offset of a pass in `passes`. It also selects the buffers, so that no address is kept.
+  TANDEM_DEVICE Pass* pass(int pass_at) const { return reinterpret_cast<Pass*>(passes + pass_at); }
+  TANDEM_DEVICE float* mean(int pass_at) const { return means + buffer_of(pass_at) * mean_size; }
+  static TANDEM_DEVICE int buffer_of(int pass_at) {
+    return static_cast<int>(static_cast<u32>(pass_at) / quantize_pass_bytes % 2);
+  }
+  static TANDEM_DEVICE int after(int pass_at) {
+    return static_cast<int>(static_cast<u32>(pass_at + quantize_pass_bytes) %
+                            (quantize_passes * quantize_pass_bytes));
+  }
+};
+
+template <QuantizeConfig C>
+TANDEM_DEVICE Tables tables() {
+  static_assert(sizeof(Pass) <= quantize_pass_bytes);
+  constexpr int channels = quantize_channels(C.head_dim_qk > C.head_dim_v ? C.head_dim_qk : C.head_dim_v);
+  constexpr int warps = quantize_threads / warp_size;
+  auto* const base = reinterpret_cast<float*>(ptx::dynamic_shared());
+  auto* const maxima = base;
+  auto* const rows = reinterpret_cast<ptx::Vec4*>(base) + arrange_shared_bytes(C) / 16;
+  auto* const passes = reinterpret_cast<char*>(rows + 2 * quantize_rows_bytes(C) / 16);
+  return {.rows = rows,
+          .pass_vectors = quantize_rows_bytes(C) / 16,
+          .means = reinterpret_cast<float*>(passes + quantize_passes * quantize_pass_bytes),
+          .mean_size = quantize_mean_bytes(C) / 4,
+          .channels = channels,
+          .warp_largest = maxima,
+          .warp_bad = reinterpret_cast<u32*>(maxima + 2 * warps),
+          .tile = reinterpret_cast<u32*>(maxima + 4 * warps),
+          .passes = passes};
+}
+
+/// A thread's values of one row.
+template <int head_dim>
+struct Row {
+  static constexpr int vectors = (head_dim + 31) / 32;
+  /// Vectors that are complete for all four threads.
+  static constexpr int whole = head_dim / 32;
+  float x[vectors][8];
+};
+
+/// Eight elements of a row from `col` on. Those past its end, and those of rows that are not in use, are 0.
+template <bool vectors>
+TANDEM_DEVICE ptx::Vec4 load_vector(const u16* row, int col, int head_dim, bool used) {
+  ptx::Vec4 v{0, 0, 0, 0};
+  if constexpr (vectors) {
+    if (used && col < head_dim) v = ptx::load_global(reinterpret_cast<const ptx::Vec4*>(row + col));
+  } else if (used) {
+    u32 elements[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) elements[i] = col + i < head_dim ? ptx::load_global(row + col + i) : 0;
+    v = {elements[0] | elements[1] << 16, elements[2] | elements[3] << 16, elements[4] | elements[5] << 16,
+         elements[6] | elements[7] << 16};
+  }
+  return v;
+}
+
+/// Vectors of 8 channels of a row in shared memory.
+template <int head_dim>
+constexpr int row_vectors = row_threads* Row<head_dim>::vectors;
+
+/// The address of vector `vector` of a row. In every second row vectors are shifted by four, so that the
+/// eight lanes that read at the same time, which have two rows, use different banks.
+template <int head_dim>
+TANDEM_DEVICE ptx::Vec4* vector_at(const Tables& tables, int row, int vector, int pass_at) {
+  constexpr int all = row_vectors<head_dim>;
+  const int moved = all % 8 == 0 ? vector ^ (row & 1) << 2 : vector;
+  return tables.rows + Tables::buffer_of(pass_at) * tables.pass_vectors + row * all + moved;
+}
+
+/// Starts copying a vector of a row to shared memory.
+template <bool vectors, int head_dim>
+TANDEM_DEVICE void fetch_vector(ptx::Vec4* to, const u16* row, int col, bool used) {
+  if (vectors && used && col < head_dim) {
+    ptx::copy_async(to, reinterpret_cast<const ptx::Vec4*>(row + col));
+  } else {
+    ptx::store_shared(to, load_vector<false>(row, col, head_dim, !vectors && used));
+  }
+}
+
+/// Reads a thread's part of a row from shared memory.
+template <Element element, int head_dim>
+TANDEM_DEVICE void take_row(Row<head_dim>& row, const Tables& tables, int row_of_pass, int t, int pass_at) {
+#pragma unroll
+  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+    const ptx::Vec4 v = ptx::load_shared(vector_at<head_dim>(tables, row_of_pass, 4 * j + t, pass_at));
+    const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      row.x[j][i] = ptx::unpack<element>(static_cast<u16>(words[i / 2] >> (16 * (i % 2))));
+    }
+  }
+}
+
+/// Applies the rotary embedding to a row. `source` is the row in global memory, from which the other halves
+/// of pairs are read; `position` is its row in the tables. Products are rounded before they are added, as on
+/// the CPU.
+template <QuantizeConfig C>
+TANDEM_DEVICE void embed(Row<C.head_dim_qk>& row, const RotaryTables& tables, const u16* source, int position,
+                         int t) {
+  const float* const cos = tables.cos + position * tables.cos_stride;
+  const float* const sin = tables.sin + position * tables.sin_stride;
+  const int half = tables.dim / 2;
+#pragma unroll
+  for (int j = 0; j < Row<C.head_dim_qk>::vectors; ++j) {
+    const int col = (4 * j + t) * 8;
+    if (col >= tables.dim) continue;
+    float(&x)[8] = row.x[j];
+    if constexpr (C.interleaved) {
+#pragma unroll
+      for (int i = 0; i < 8; i += 2) {
+        const float c = ptx::load_global(cos + (col + i) / 2);
+        const float s = ptx::load_global(sin + (col + i) / 2);
+        const float a = x[i];
+        const float b = x[i + 1];
+        x[i] = ptx::multiply(a, c) - ptx::multiply(b, s);
+        x[i + 1] = ptx::multiply(b, c) + ptx::multiply(a, s);
+      }
+    } else {
+      const bool lower = col < half;
+      const int first = lower ? col : col - half;
+      const ptx::Vec4 other = load_vector<C.vectors>(source, lower ? col + half : first, C.head_dim_qk, true);
+      const u32 words[4] = {other.x, other.y, other.z, other.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float c = ptx::load_global(cos + first + i);
+        const float s = ptx::load_global(sin + first + i);
+        const float y = ptx::unpack<C.element>(static_cast<u16>(words[i / 2] >> (16 * (i % 2))));
+        const float turned = ptx::multiply(y, s);
+        x[i] = ptx::multiply(x[i], c) + (lower ? -turned : turned);
+      }
+    }
+  }
+}
+
+/// Loads eight channels of a table.
+TANDEM_DEVICE void load_table(float (&values)[8], const float* table, int col) {
+  const auto* at = reinterpret_cast<const ptx::Float4*>(table + col);
+  const ptx::Float4 low = ptx::load_shared(at);
+  const ptx::Float4 high = ptx::load_shared(at + 1);
+  values[0] = low.x;
+  values[1] = low.y;
+  values[2] = low.z;
+  values[3] = low.w;
+  values[4] = high.x;
+  values[5] = high.y;
+  values[6] = high.z;
+  values[7] = high.w;
+}
+
+template <int head_dim>
+TANDEM_DEVICE void subtract(Row<head_dim>& row, const float* mean, int t) {
+#pragma unroll
+  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+    float m[8];
+    load_table(m, mean, (4 * j + t) * 8);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) row.x[j][i] -= m[i];
+  }
+}
+
+/// The row's dot product with a table; all four threads get it.
+template <int head_dim>
+TANDEM_DEVICE float dot(const Row<head_dim>& row, const float* table, int t) {
+  float sum = 0.0F;
+#pragma unroll
+  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+    float m[8];
+    load_table(m, table, (4 * j + t) * 8);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum = ptx::fma(row.x[j][i], m[i], sum);
+  }
+  sum += ptx::shuffle_xor(sum, 1);
+  return sum + ptx::shuffle_xor(sum, 2);
+}
+
+constexpr float limit_of(OperandType type) {
+  return type == OperandType::s8 ? largest_s8 : largest_e4m3;
+}
+
+/// The largest finite magnitude of some values, and whether one is not finite.
+struct Magnitude {
+  float largest;
+  bool bad;
+};
+
+template <int head_dim>
+TANDEM_DEVICE Magnitude magnitude_of(const Row<head_dim>& row) {
+  float largest = 0.0F;
+#pragma unroll
+  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) largest = ptx::max_magnitude(largest, row.x[j][i]);
+  }
+  if (largest <= largest_float) return {largest, false};
+  largest = 0.0F;
+#pragma unroll
+  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float size = ptx::max_magnitude(0.0F, row.x[j][i]);
+      if (size <= largest_float) largest = ptx::fmax(largest, size);
+    }
+  }
+  return {largest, true};
+}
+
+/// Whether one of the row's four threads has a value that is not finite.
+TANDEM_DEVICE bool row_is_bad(bool bad, int lane) {
+  return (ptx::ballot(bad) >> (lane / row_threads * row_threads) & 0xFU) != 0;
+}
+
+/// The magnitude of the whole row, from those of its four threads.
+TANDEM_DEVICE Magnitude of_row(Magnitude m, int lane) {
+  m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, 1));
+  m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, 2));
+  m.bad = row_is_bad(m.bad, lane);
+  return m;
+}
+
+/// The magnitude of a head's rows, which `warps_of_head` neighbouring warps (a power of two) have.
+template <OperandType type>
+TANDEM_DEVICE Magnitude of_block(Magnitude m, const Tables& tables, int warp, int lane, int warps_of_head,
+                                 int pass_at) {
+  constexpr int warps = quantize_threads / warp_size;
+  const int buffer = Tables::buffer_of(pass_at) * warps;
+#pragma unroll
+  for (int distance = 1; distance < warp_size; distance *= 2) {
+    m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, distance));
+  }
+  const u32 bad = ptx::ballot(m.bad);
+  if (lane == 0) {
+    ptx::store_shared(tables.warp_largest + buffer + warp, m.largest);
+    ptx::store_shared(tables.warp_bad + buffer + warp, bad);
+  }
+  ptx::sync_block();
+  const int other = buffer + (warp & -warps_of_head) + (lane & (warps_of_head - 1));
+  m.largest = ptx::load_shared(tables.warp_largest + other);
+#pragma unroll
+  for (int distance = 1; distance < warps; distance *= 2) {
+    m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, distance));
+  }
+  m.bad = false;
+  if (type == OperandType::s8) {
+    m.bad = ptx::ballot(ptx::load_shared(tables.warp_bad + other) != 0) != 0;
+  }
+  return m;
+}
+
+struct Scale {
+  float stored;
+  float inverse;
+};
+
+/// a / b rounded to nearest. r is 1 / b rounded; two steps of refinement add what is left of a. No operand
+/// may be near the limits of f32's range.
+TANDEM_DEVICE float divide(float a, float b, float r) {
+  float q = ptx::multiply(a, r);
+  q = ptx::fma(ptx::fma(-b, q, a), r, q);
+  return ptx::fma(ptx::fma(-b, q, a), r, q);
+}
+
+/// limit / largest, for any largest from 2^-100 on. Its reciprocal may be too small for f32, so it is scaled.
+TANDEM_DEVICE float inverse_of(float limit, float largest) {
+  const float power = largest > 1.0F ? 0x1p-64F : 0x1p64F;
+  const float b = largest * power;
+  float r = ptx::reciprocal(b);
+  r = ptx::fma(ptx::fma(-b, r, 1.0F), r, r);
+  return divide(limit, b, r) * power;
+}
+
+template <OperandType type>
+TANDEM_DEVICE Scale scale_for(const Magnitude& m) {
+  constexpr float limit = limit_of(type);
+  Scale s{0.0F, 0.0F};
+  if (m.largest >= smallest_largest) {
+    s = {divide(m.largest, limit, 1.0F / limit), inverse_of(limit, m.largest)};
+  }
+  // s8 has no NaN: a NaN as scale stands for the whole group.
+  if (type == OperandType::s8 && m.bad) s.stored = ptx::quiet_nan();
+  return s;
+}
+
+/// Eight quantized values, the first in the lowest byte.
+struct Quantized8 {
+  u32 low, high;
+};
+template <OperandType type>
+TANDEM_DEVICE u32 encode(const float (&y)[4]) {
+  if constexpr (type == OperandType::s8) {
+    const u32 low = ptx::permute_bytes(ptx::round_s8(y[0]), ptx::round_s8(y[1]), 0x0040);
+    const u32 high = ptx::permute_bytes(ptx::round_s8(y[2]), ptx::round_s8(y[3]), 0x0040);
+    return ptx::permute_bytes(low, high, 0x5410);
+  } else {
+    return ptx::pack_e4m3(y[0], y[1], y[2], y[3]);
+  }
+}
+
+/// Quantises eight values. `bad`: one of the thread's values may not be finite; it becomes NaN, or 0 in s8,
+/// which has no NaN.
+template <OperandType type>
+TANDEM_DEVICE Quantized8 encode(const float (&x)[8], float inverse, bool bad) {
+  u32 words[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float y[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) y[n] = ptx::multiply(x[4 * i + n], inverse);
+    words[i] = encode<type>(y);
+  }
+  if (bad) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float y[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const bool finite = ptx::max_magnitude(0.0F, x[4 * i + n]) <= largest_float;
+        const float wrong = type == OperandType::s8 ? 0.0F : ptx::quiet_nan();
+        y[n] = finite ? ptx::multiply(x[4 * i + n], inverse) : wrong;
+      }
+      words[i] = encode<type>(y);
+    }
+  }
+  return {words[0], words[1]};
+}
+
+}  // namespace tandem::quantizer

@@ -1,0 +1,80 @@
+// Keys that are not finite, in the main backward kernel: cleared, for dQ, and marked by their scores' scale.
+#pragma once
+
+#include "ops/backward/config.hpp"
+#include "ptx/math.cuh"
+#include "ptx/warp.cuh"
+#include "tile/backward_scores.cuh"
+
+namespace tandem::tile {
+
+/// Sets the scale of the scores of the thread's key h. One of the four threads that have the key stores it.
+template <BackwardConfig C, typename Consumer>
+TANDEM_DEVICE void set_scale(Consumer& c, int h, float value) {
+  if (c.thread % 4 == 0 && (C.owns_keys() || c.warpgroup == 0))
+    ptx::store_shared(c.shared.key_scale_log2 + c.key_at() + c.position.row(h), value);
+}
+/// Clears keys that are not finite. dQ = dS K multiplies a key by 0 for queries from which it is hidden. So a
+/// row of K that is not finite becomes 0, and the scale of its scores becomes NaN, which reaches the queries
+/// that see it. The search costs a read of the tile, during the loads of V and Q. `Consumer` is a
+/// BackwardScores with the tiles k() and other_k(), and join() and meet(), in which all threads that compute
+/// wait for each other, also for what they have stored, and not.
+template <BackwardConfig C, typename Consumer>
+TANDEM_DEVICE void clear_poisoned_keys(Consumer& c) {
+  const int among = c.warpgroup * warpgroup_size + c.thread;
+  bool found = c.k().template any_nonfinite<C.tiling.element>(0, C.tiling.block_n, among, Consumer::threads);
+  if constexpr (C.tiling.cluster > 1)
+    found |=
+        c.other_k().template any_nonfinite<C.tiling.element>(0, C.tiling.block_n, among, Consumer::threads);
+#pragma unroll
+  for (int u = 0; u < C.key_units(); ++u) {
+    c.select_unit(u);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) set_scale<C>(c, h, c.scale_log2);
+  }
+  // Each warp stores a word. ptxas takes the result of reduce_or for uniform; otherwise it serialises the
+  // products (warning C7520).
+  const int lane = c.thread % warp_size;
+  const u32 found_in_warp = ptx::reduce_or(found ? 1U : 0U);
+  if (lane == 0)
+    ptx::store_shared(c.shared.poisoned + (c.warpgroup * warpgroup_size + c.thread) / warp_size,
+                      found_in_warp);
+  c.meet();
+  if (ptx::reduce_or(lane < Consumer::threads / warp_size ? ptx::load_shared(c.shared.poisoned + lane)
+                                                          : 0U) == 0)
+    return;
+  bool poisoned[C.key_units()][2];
+#pragma unroll
+  for (int u = 0; u < C.key_units(); ++u) {
+    c.select_unit(u);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = c.key_at() + c.position.row(h);
+      poisoned[u][h] = c.k().template any_nonfinite<C.tiling.element>(row, row + 1, 0, 1);
+      if (poisoned[u][h]) set_scale<C>(c, h, ptx::infinity() - ptx::infinity());
+      // The other CTA computes the scores of its own keys. Here only this CTA's columns of such keys are
+      // cleared.
+      if constexpr (C.tiling.cluster > 1) {
+        if (c.warpgroup == 1)
+          poisoned[u][h] = c.other_k().template any_nonfinite<C.tiling.element>(row, row + 1, 0, 1);
+      }
+    }
+  }
+  c.join();
+#pragma unroll
+  for (int u = 0; u < C.key_units(); ++u) {
+    c.select_unit(u);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = c.key_at() + c.position.row(h);
+      if (poisoned[u][h] && (C.owns_keys() || c.warpgroup == 0)) {
+        c.k().zero_rows(row, row + 1, c.thread % 4, 4);
+      } else if constexpr (C.tiling.cluster > 1) {
+        if (poisoned[u][h]) c.other_k().zero_rows(row, row + 1, c.thread % 4, 4);
+      }
+    }
+  }
+  c.join();
+}
+
+}  // namespace tandem::tile

@@ -1,0 +1,183 @@
+// The tiles of queries that a CTA computes, and for each the blocks of keys that it visits.
+#pragma once
+
+#include "tile/mask.cuh"
+#include "tile/part_merge.cuh"
+#include "tile/scheduler.cuh"
+#include "tile/select.cuh"
+#include "tile/softmax.cuh"
+#include "tile/split.cuh"
+
+namespace tandem::tile {
+
+/// A tile, the keys that its queries see, and the range of key blocks to walk. Every warpgroup walks all of
+/// them, so that the ping-pong barriers and the ring buffers stay in step.
+struct QueryTile {
+  TileIndex index;
+  Visibility visible;
+  BlockRange blocks;
+  int part = whole_tile;  ///< the partial result that these blocks are for, or whole_tile
+  MergePlace split;       ///< which of the tile's splits, or of the part's, these blocks are
+};
+
+/// All lanes of a warp call.
+template <Mask M>
+TANDEM_DEVICE Visibility visible_of(const ForwardParams& p, const TileIndex& t) {
+  if constexpr (M.by_sequence) {
+    const LengthArray& causal = static_cast<const ForwardParamsBySequence&>(p).causal_by_sequence;
+    // Rows before the first sequence and past the last one see no key whatever the bound.
+    const bool known = causal.data != nullptr && t.batch < p.batch;
+    const bool own = ptx::warp_uniform(known ? length_at(causal, t.batch) : 0) != 0;
+    return {t.seqlen_q, t.seqlen_k, M.local ? p.window_left : Visibility::unbounded,
+            own ? 0 : p.window_right};
+  }
+  return {t.seqlen_q, t.seqlen_k, M.local ? p.window_left : Visibility::unbounded,
+          M.causal ? p.window_right : Visibility::unbounded};
+}
+
+/// Tells the softmax which rows of an Output see a key although their scores were all -inf: a softmax of -inf
+/// is NaN. All lanes of a warp call.
+template <Mask M, typename Output>
+TANDEM_DEVICE void find_infinite(OnlineSoftmax& softmax, const Output& output, const TileIndex& t) {
+  if (!ptx::any_lane(softmax.has_unseeing())) return;
+  const Visibility visible = visible_of<M>(output.p, t);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int query = output.query_of(t, FragmentPosition(output.thread).row(h));
+    if (query < t.seqlen_q && visible.sees_key(query)) softmax.set_infinite(h);
+  }
+}
+
+/// The tiles of this CTA, one after another. Producer and consumers walk the same ones.
+template <Tiling T, Mask M, bool dynamic, KeySource keys = KeySource::rows>
+struct QueryTiles {
+  const ForwardParams& p;
+  StaticScheduler<M.causal && !M.varlen> static_tiles;
+  DynamicScheduler dynamic_tiles;
+  typename Select<M.varlen, VarlenTiles<T, keys>, DenseTiles<M.causal>>::type tiles;
+
+  TANDEM_DEVICE QueryTiles(const ForwardParams& params, DynamicScheduler::Shared& shared)
+      : p(params), dynamic_tiles(shared, params.tile_counter) {}
+
+  /// All lanes of a warp call; `leader` is true on one of them.
+  template <bool producer>
+  TANDEM_DEVICE bool next(QueryTile& t, bool leader) {
+    const int number = !dynamic   ? static_tiles.next()
+                       : producer ? dynamic_tiles.take(leader)
+                                  : dynamic_tiles.receive(leader);
+    // The number is uniform already. The shuffle lets ptxas know, which then keeps loop counts and
+    // descriptors in uniform registers; without it each WGMMA waits for four moves.
+    if (!tiles.locate(p, ptx::warp_uniform(number), t.index)) return false;
+    // ptxas does not see either that the lanes leave the search for a sequence together. The dynamic
+    // scheduler has synchronised the warp already, and a second synchronisation would undo the effect of the
+    // first.
+    if constexpr (M.varlen && !dynamic) ptx::sync_warp();
+    t.visible = visible_of<M>(p, t.index);
+    const int queries = queries_of_tile<T>(p);
+    t.blocks = BlockRange::of<T.block_n>(t.visible, t.index.m * queries, (t.index.m + 1) * queries);
+    return true;
+  }
+};
+
+/// The blocks of a tile, or of some of its splits, split by split, from the last keys to the first.
+struct SplitWalk {
+  int first = 0;  ///< blocks [first, rest) are left
+  int rest = 0;
+  int last = 0;  ///< number of the last split
+
+  TANDEM_DEVICE bool done() const { return rest <= first; }
+  TANDEM_DEVICE void begin(const BlockRange& blocks, int split_blocks) {
+    first = blocks.first;
+    rest = blocks.end;
+    last = (rest - 1) / split_blocks;
+  }
+  /// Makes `t` the next split. Blocks without keys come once, as they are.
+  TANDEM_DEVICE void take(QueryTile& t, int split_blocks) {
+    const int number = (rest - 1) / split_blocks;
+    t.blocks.end = rest;
+    t.blocks.first = done() ? first : max(first, number * split_blocks);
+    t.split = {number, first / split_blocks, last};
+    rest = t.blocks.first;
+  }
+};
+
+/// Walks each tile of QueryTiles split by split.
+template <Tiling T, Mask M, bool dynamic, KeySource keys>
+struct QueryTilesBySplit {
+  QueryTiles<T, M, dynamic, keys> tiles;
+  SplitWalk walk;
+
+  TANDEM_DEVICE QueryTilesBySplit(const ForwardParams& params, DynamicScheduler::Shared& shared)
+      : tiles(params, shared) {}
+
+  template <bool producer>
+  TANDEM_DEVICE bool next(QueryTile& t, bool leader) {
+    if (walk.done()) {
+      if (!tiles.template next<producer>(t, leader)) return false;
+      walk.begin(t.blocks, tiles.p.split_blocks);
+    }
+    walk.take(t, tiles.p.split_blocks);
+    return true;
+  }
+};
+
+/// The tiles of a CTA where CTAs share key blocks, or splits.
+template <Tiling T, Mask M, KeySource keys, bool by_split = false, bool pairs = false>
+struct SplitQueryTiles {
+  const ForwardParams& p;
+  SplitTiles<T, keys, by_split, pairs> tiles;
+  SplitWalk walk;  ///< of an item, by_split
+
+  TANDEM_DEVICE SplitQueryTiles(const ForwardParams& params, DynamicScheduler::Shared&)
+      : p(params), tiles{{params}} {}
+
+  template <bool producer>
+  TANDEM_DEVICE bool next(QueryTile& t, bool /*leader*/) {
+    if constexpr (by_split) {
+      if (!walk.done()) {
+        walk.take(t, p.split_blocks);
+        return true;
+      }
+    }
+    typename SplitTiles<T, keys, by_split, pairs>::Piece piece;
+    if (!tiles.next(t.index, piece)) return false;
+    ptx::sync_warp();
+    t.visible = visible_of<M>(p, t.index);
+    const int queries = queries_of_tile<T>(p);
+    t.blocks = BlockRange::of<T.block_n>(t.visible, t.index.m * queries, (t.index.m + 1) * queries);
+    if constexpr (by_split) {
+      t.split = {};
+      if (piece.part != whole_tile) {
+        const int item_blocks = tiles.line.item_blocks();
+        const int item = t.blocks.first / item_blocks + piece.skip;
+        t.blocks.first = min(max(t.blocks.first, item * item_blocks), t.blocks.end);
+        t.blocks.end = max(t.blocks.first, min((item + 1) * item_blocks, t.blocks.end));
+        walk.begin(t.blocks, p.split_blocks);
+        walk.take(t, p.split_blocks);
+      }
+    } else {
+      t.blocks.first = min(t.blocks.first + piece.skip, t.blocks.end);
+      t.blocks.end = min(t.blocks.first + piece.count, t.blocks.end);
+    }
+    t.part = piece.part;
+    return true;
+  }
+};
+
+}  // namespace tandem::tile
+
+namespace tandem {
+
+/// What the Config's mask reads.
+template <ForwardConfig C>
+using ForwardMaskParams = typename Select<C.mask.by_sequence, ForwardParamsBySequence, ForwardParams>::type;
+
+/// The tiles that a CTA computes.
+template <ForwardConfig C>
+using ForwardTiles = typename Select<
+    C.schedule.split, tile::SplitQueryTiles<C.tiling, C.mask, C.keys, C.schedule.invariant, C.pairs>,
+    typename Select<C.schedule.invariant,
+                    tile::QueryTilesBySplit<C.tiling, C.mask, C.schedule.dynamic, C.keys>,
+                    tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic, C.keys>>::type>::type;
+
+}  // namespace tandem
