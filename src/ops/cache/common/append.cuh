@@ -41,8 +41,8 @@ struct Found {
 };
 
 /// What this warp has of run `bit` of the block's stretch `own`, or of one of 32 slots. False if nothing.
-TANDEM_DEVICE bool find_work(const AppendParams& p, int own, int bit, Work& work) {
-  const int word = word_at(p, own);
+TANDEM_DEVICE bool find_work(const AppendParams& p, const Team& team, int own, int bit, Work& work) {
+  const int word = team.word_at(own);
   const Stretch s =
       p.slot_mapping.data != nullptr ? stretch_of_slot(p, word * warp_size + bit) : stretch_at(p, word);
   const int run = p.slot_mapping.data != nullptr ? 0 : bit;
@@ -71,14 +71,14 @@ TANDEM_DEVICE void write(const AppendParams& p, const AppendTensor& t, const Fou
 /// Notes which runs are this block's own, a word of bits for each of its stretches [base, end), or for as
 /// many times 32 slots. A lane looks at a stretch; a warp at 32 slots, of which four times as many are under
 /// way.
-TANDEM_DEVICE void note_runs(const AppendParams& p, u32* noted, int base, int end) {
+TANDEM_DEVICE void note_runs(const AppendParams& p, const Team& team, u32* noted, int base, int end) {
   const int thread = static_cast<int>(ptx::thread_index());
   if (p.slot_mapping.data == nullptr) {
     for (int word = base + thread; word < end; word += append_threads) {
-      const Stretch s = stretch_at(p, word_at(p, word));
+      const Stretch s = stretch_at(p, team.word_at(word));
       const int runs = s.runs(p);
       u32 bits = 0;
-      for (int run = 0; run < runs; ++run) bits |= is_own(p, s.number + run) ? 1U << run : 0U;
+      for (int run = 0; run < runs; ++run) bits |= team.has(word, run, s.number + run) ? 1U << run : 0U;
       ptx::store_shared(noted + word % append_words, bits);
     }
     return;
@@ -92,7 +92,7 @@ TANDEM_DEVICE void note_runs(const AppendParams& p, u32* noted, int base, int en
     }
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
-      const u32 bits = ptx::ballot(slots[i] >= 0 && is_own(p, slots[i]));
+      const u32 bits = ptx::ballot(slots[i] >= 0 && team.has(slots[i]));
       const int word = first + i * warps;
       if (thread % warp_size == 0 && word < end) ptx::store_shared(noted + word % append_words, bits);
     }
@@ -103,14 +103,14 @@ TANDEM_DEVICE void note_runs(const AppendParams& p, u32* noted, int base, int en
 /// their words' rows together. Of words with several runs one run is taken at a time, so that rows are
 /// written in the order of the tokens.
 template <AppendConfig C>
-TANDEM_DEVICE void write_words(const AppendParams& p, Found& found, int word, u32 bits) {
+TANDEM_DEVICE void write_words(const AppendParams& p, const Team& team, Found& found, int word, u32 bits) {
   const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
   for (u32 some = ptx::ballot(bits != 0); some != 0; some = ptx::ballot(bits != 0)) {
     const bool alone = !ptx::any_lane((bits & (bits - 1)) != 0);
     bool mine = false;
     if (bits != 0 && (alone || lane == ptx::find_first_set(some))) {
       Work work;
-      mine = find_work(p, word, ptx::find_first_set(bits), work);
+      mine = find_work(p, team, word, ptx::find_first_set(bits), work);
       if (mine) ptx::store_shared(found.work + lane, work);
       bits &= bits - 1;
     }
@@ -130,7 +130,8 @@ TANDEM_DEVICE void write_words(const AppendParams& p, Found& found, int word, u3
 /// Writes what is noted and this warp's, in the order of the tokens. Most words are 0: the others are
 /// gathered for 32 lanes.
 template <AppendConfig C>
-TANDEM_DEVICE void write_noted(const AppendParams& p, const u32* noted, Found& found, int base, int end) {
+TANDEM_DEVICE void write_noted(const AppendParams& p, const Team& team, const u32* noted, Found& found,
+                               int base, int end) {
   const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
   int pending = 0;
   for (int first = base; first < end; first += warp_size) {
@@ -155,7 +156,7 @@ TANDEM_DEVICE void write_noted(const AppendParams& p, const u32* noted, Found& f
         ptx::store_shared(found.word + lane, rest_word);
         ptx::store_shared(found.bits + lane, rest_bits);
       }
-      write_words<C>(p, found, word, own);
+      write_words<C>(p, team, found, word, own);
     }
   }
 }
@@ -195,12 +196,13 @@ TANDEM_KERNEL __launch_bounds__(append_threads, append_blocks_per_sm(C))
   auto* const found = reinterpret_cast<append_rows::Found*>(noted + append_words);
   static_assert(sizeof(u32) * append_words + sizeof(append_rows::Found) * append_rows::warps ==
                 append_shared_bytes);
-  const int words = p.heads_kv > 0 ? append_rows::own_words(p) : 0;
+  const append_rows::Team team(p);
+  const int words = p.heads_kv > 0 ? team.words(p) : 0;
   for (int base = 0; base < words; base += append_words) {
     const int end = min(base + append_words, words);
-    append_rows::note_runs(p, noted, base, end);
+    append_rows::note_runs(p, team, noted, base, end);
     ptx::sync_block();
-    append_rows::write_noted<C>(p, noted, found[ptx::thread_index() / warp_size], base, end);
+    append_rows::write_noted<C>(p, team, noted, found[ptx::thread_index() / warp_size], base, end);
     ptx::sync_block();
   }
   if constexpr (C.rotary) {

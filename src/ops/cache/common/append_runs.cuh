@@ -187,20 +187,31 @@ TANDEM_DEVICE u32 hash_of(i64 number) {
   constexpr u32 golden = 0x9e3779b9U;  // 2^32 over the golden ratio
   return (static_cast<u32>(number) ^ static_cast<u32>(number >> 32)) * golden;
 }
-/// How many words this block's team looks at, and which of all they are.
-TANDEM_DEVICE int own_words(const AppendParams& p) {
-  const int team = static_cast<int>(ptx::block_index()) % p.teams;
-  return (p.words - team + p.teams - 1) / p.teams;
-}
-TANDEM_DEVICE int word_at(const AppendParams& p, int own) {
-  return own * p.teams + static_cast<int>(ptx::block_index()) % p.teams;
-}
-/// Whether the run, of a word of the team, belongs to this block.
-TANDEM_DEVICE bool is_own(const AppendParams& p, i64 number) {
-  const u32 teams = static_cast<u32>(p.teams);
-  return static_cast<u32>(static_cast<u64>(hash_of(number)) * (ptx::grid_size() / teams) >> 32) ==
-         ptx::block_index() / teams;
-}
+/// This block's team, whose members share out the runs of the team's words.
+struct Team {
+  int count;   ///< of teams
+  int number;  ///< of this one
+  u32 blocks;  ///< in it
+  u32 block;   ///< this one's place among them
+
+  explicit TANDEM_DEVICE Team(const AppendParams& p) : count(p.teams) {
+    const u32 teams = static_cast<u32>(count);
+    block = ptx::block_index() / teams;
+    number = static_cast<int>(ptx::block_index() - block * teams);
+    blocks = ptx::grid_size() / teams;
+  }
+  /// How many words the team has, and which of all they are.
+  TANDEM_DEVICE int words(const AppendParams& p) const { return (p.words - number + count - 1) / count; }
+  TANDEM_DEVICE int word_at(int own) const { return own * count + number; }
+  /// Whether run `run` of the team's word `own` belongs to this block. Where there are teams no two tokens go
+  /// to one row, and runs are numbered as the team finds them, which shares them out evenly.
+  TANDEM_DEVICE bool has(int own, int run, i64 number_in_cache) const {
+    return has(count > 1 ? i64{own} * 32 + run : number_in_cache);
+  }
+  TANDEM_DEVICE bool has(i64 run) const {
+    return static_cast<u32>(static_cast<u64>(hash_of(run)) * blocks >> 32) == block;
+  }
+};
 /// Which tensor of a run this warp writes, 0 for K and 1 for V, and which of its rows: those whose place in
 /// the entry is `row` more than a multiple of row_warps. Runs of one block differ in how warps are turned.
 struct WarpPlace {
