@@ -29,7 +29,6 @@ _SCALES = 4 * (_QUANTIZED // _GROUP)
 _RECORD = _QUANTIZED + _SCALES + 2 * _PLAIN
 _WIDE = ("float16", "bfloat16", "float32")
 _BYTES = ("uint8", "int8", "float8_e4m3fn")
-_INTEGERS = ("int32", "int64")
 #: Records that are converted at a time: their values in f32 are 32 MB.
 _PIECE = 2**14
 
@@ -180,18 +179,18 @@ def _judge_table(q: Tensor, table: Any, lengths: Any) -> None:
             raise InvalidArgumentError(
                 f"{name} is missing; pass it, or indices, which say what each query sees"
             )
-        _arrays.judge_tensor(name, given, q, shape, *_INTEGERS)
+        _arrays.judge_tensor(name, given, q, shape, *_arrays.INTEGERS)
 
 
 def _judge_indices(q: Tensor, **given: Any) -> None:
     """Of indices and of how many of them count."""
     (name, indices), (of_length, length) = given.items()
     if indices is not None:
-        _arrays.judge_tensor(name, indices, q, (*q.shape[:2], "topk"), *_INTEGERS)
+        _arrays.judge_tensor(name, indices, q, (*q.shape[:2], "topk"), *_arrays.INTEGERS)
     elif length is not None:
         raise InvalidArgumentError(f"{of_length} is given without {name}; pass both, or neither")
     if length is not None:
-        _arrays.judge_tensor(of_length, length, q, (q.shape[0],), *_INTEGERS)
+        _arrays.judge_tensor(of_length, length, q, (q.shape[0],), *_arrays.INTEGERS)
 
 
 def _dense(

@@ -238,10 +238,13 @@ def test_what_with_kvcache_lacks_is_an_error_with_a_remedy() -> None:
         (torch.tensor([-1, 21]), r"cache_seqlens\[0\] is -1, but k_cache has 20 rows; pass 0 to 20"),
         (
             torch.tensor([2.0, 3.0]),
-            "cache_seqlens is torch.float32; convert it to torch.int32 or torch.int64",
+            r"cache_seqlens is float32 of shape \(2,\); it must be int32 or int64 of shape \(2,\)",
         ),
         (1.5, r"cache_seqlens is 1.5; pass an integer, a tensor of shape \(2,\), or None"),
-        (torch.tensor([3]), r"cache_seqlens has shape \(1,\); pass \(2,\), one number"),
+        (
+            torch.tensor([3]),
+            r"cache_seqlens is int64 of shape \(1,\); it must be int.* of shape \(2,\)",
+        ),
     ):
         with pytest.raises(tandem.InvalidArgumentError, match=f"^{message}"):
             flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=value)

@@ -98,11 +98,11 @@ def test_errors_have_the_callers_names() -> None:
         r"window_size\[0\] is -3": {"window_size": (-3, 0)},
         "k_descale is given but k_cache is f32": {"k_descale": two},
         r"cache_leftpad has shape \(3\)": {"cache_leftpad": three},
-        "cache_leftpad is torch.float32; convert": {"cache_leftpad": torch.ones(4)},
+        "cache_leftpad is float32 of shape": {"cache_leftpad": torch.ones(4)},
         r"page_table has shape \(3, 1\)": {"page_table": three[:, None]},
         r"block_table has shape \(3, 1\)": {"block_table": three[:, None]},
         r"s_aux has shape \(3\)": {"s_aux": three.float()},
-        r"rotary_seqlens has shape \(3,\)": {"k": k[:, :1], "v": v[:, :1], "rotary_seqlens": three},
+        r"rotary_seqlens is int32 of shape \(3,\)": {"k": k[:, :1], "v": v[:, :1], "rotary_seqlens": three},
         "k is torch.float16 but k_cache": {"k": k[:, :1].half(), "v": v[:, :1]},
     }
     for message, wrong in by_name.items():
@@ -124,7 +124,7 @@ def test_errors_have_the_callers_names() -> None:
         tandem.InvalidArgumentError, match=r"^cache_seqlens\[1\] is 17, but k_cache has 16 rows"
     ):
         flash_attn2.flash_attn_with_kvcache(q, k, v, cache_seqlens=used([1, 17, 1, 1]))
-    with pytest.raises(tandem.InvalidArgumentError, match="^block_table is torch.float32; convert it to"):
+    with pytest.raises(tandem.InvalidArgumentError, match="^block_table is float32 of shape"):
         flash_attn2.flash_attn_with_kvcache(q, k, v, cache_seqlens=9, block_table=table.float())
     with pytest.raises(tandem.InvalidArgumentError, match=r"^block_table has shape \(4, 1\)"):
         flash_attn2.flash_attn_varlen_func(q[:, 0], k, v, cu[:4], cu[:4], 1, 1, block_table=table)

@@ -83,9 +83,8 @@ def judge(new: New, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
 def counts(new: New, begin: Tensor) -> Tensor:
     """How many rows of `new` go behind the `begin` rows of each sequence."""
     batch, cu, rotary = len(begin), new.cu_seqlens_k_new, new.rotary_seqlens
-    _flash.only_integers(begin.device, cu_seqlens_k_new=cu, rotary_seqlens=rotary)
-    if rotary is not None and rotary.shape != (batch,):
-        raise InvalidArgumentError(f"rotary_seqlens has shape {tuple(rotary.shape)}; pass ({batch},)")
+    if rotary is not None:
+        _arrays.judge_tensor("rotary_seqlens", rotary, new.k, (batch,), *_arrays.INTEGERS)
     if cu is None:
         if new.k.ndim != 4 or new.k.shape[0] != batch:
             raise InvalidArgumentError(
@@ -93,10 +92,11 @@ def counts(new: New, begin: Tensor) -> Tensor:
                 "(total_new, heads_kv, head_dim) and cu_seqlens_k_new"
             )
         return torch.full_like(begin, new.k.shape[1], dtype=torch.int64)
-    if cu.shape != (batch + 1,) or new.k.ndim != 3:
+    _arrays.judge_tensor("cu_seqlens_k_new", cu, new.k, (batch + 1,), *_arrays.INTEGERS)
+    if new.k.ndim != 3:
         raise InvalidArgumentError(
-            f"cu_seqlens_k_new has shape {tuple(cu.shape)} and k_new {tuple(new.k.shape)}; pass "
-            f"({batch + 1},) and (total_new, heads_kv, head_dim)"
+            f"k_new has shape {tuple(new.k.shape)}, and cu_seqlens_k_new is given; pass (total_new, "
+            "heads_kv, head_dim)"
         )
     count: Tensor = cu.long().diff()
     if _flash.is_readable(cu) and (cu[0] != 0 or (count < 0).any() or cu[-1] > new.k.shape[0]):

@@ -154,18 +154,6 @@ def only_tensors(**arrays: Any) -> None:
             )
 
 
-def only_integers(device: torch.device, **tensors: Any) -> None:
-    """Raises where one of these, None apart, holds no integers or is on another device."""
-    for name, t in tensors.items():
-        if t is None:
-            continue
-        only_tensors(**{name: t})
-        if t.dtype not in (torch.int32, torch.int64):
-            raise InvalidArgumentError(f"{name} is {t.dtype}; convert it to torch.int32 or torch.int64")
-        if t.device != device:
-            raise InvalidArgumentError(f"{name} is on {t.device} but q is on {device}; move it there")
-
-
 def is_readable(t: Tensor) -> bool:
     """Whether what `t` holds can be looked at: on a GPU that would wait for it, and a compiler has none."""
     return t.is_cpu and not torch.compiler.is_compiling() and type(t).__name__ != "FakeTensor"

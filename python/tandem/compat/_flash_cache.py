@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _call, _plans
+from tandem import _arrays, _call, _plans
 from tandem._errors import InvalidArgumentError
 from tandem.compat import _append, _flash, _latent
 
@@ -37,20 +37,19 @@ def cached(
     metadata = dict(zip(_call.METADATA, call.metadata, strict=True))
     _flash.only_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     given = {"page_table": page_table, "cache_leftpad": leftpad, "cache_batch_idx": batch_idx}
-    _flash.only_integers(k_cache.device, **given, cu_seqlens_q=metadata["cu_seqlens_q"])
     if k_cache.ndim != 4:
         raise InvalidArgumentError(
             f"k_cache has shape {tuple(k_cache.shape)}; pass (batch, seqlen_cache, heads_kv, head_dim), or "
             "(pages, page_size, heads_kv, head_dim) and page_table"
         )
-    for name, dimensions, shape in (
-        ("page_table", 2, "(batch, max_pages)"),
-        ("cache_leftpad", 1, "(batch,)"),
-        ("cache_batch_idx", 1, "(batch,)"),
+    for name, t, shape in (
+        ("page_table", page_table, ("batch", "max_pages")),
+        ("cache_leftpad", leftpad, ("batch",)),
+        ("cache_batch_idx", batch_idx, ("batch",)),
+        ("cu_seqlens_q", metadata["cu_seqlens_q"], ("batch + 1",)),
     ):
-        t = given[name]
-        if t is not None and t.ndim != dimensions:
-            raise InvalidArgumentError(f"{name} has shape {tuple(t.shape)}; pass {shape}")
+        if t is not None:
+            _arrays.judge_tensor(name, t, q, shape, *_arrays.INTEGERS)
     of_batch = "k_cache" if page_table is None else "page_table"
     of_batch = of_batch if batch_idx is None else "cache_batch_idx"
     batch = (given | {"k_cache": k_cache})[of_batch].shape[0]
@@ -58,7 +57,7 @@ def cached(
         page_table, batch_idx = _chosen_rows(page_table, batch_idx), None
     rows = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
     owner = "k_cache" if page_table is None else "a sequence of page_table"
-    used = _lengths(cache_seqlens, batch, rows, of_batch, owner, k_cache.device)
+    used = _lengths(cache_seqlens, batch, rows, owner, q)
     metadata |= {"page_table": page_table, "leftpad_k": leftpad, "cache_batch_idx": batch_idx}
     sink = _flash.plain(sink)
     q = _flash.gathered(q)
@@ -102,19 +101,12 @@ def _chosen_rows(table: Tensor, index: Tensor) -> Tensor:
     return rows[torch.where((index >= 0) & (index < len(table)), index, len(table)).long()]
 
 
-def _lengths(
-    cache_seqlens: Any, batch: int, rows: int, of_batch: str, owner: str, device: torch.device
-) -> Tensor | None:
+def _lengths(cache_seqlens: Any, batch: int, rows: int, owner: str, q: Tensor) -> Tensor | None:
     """(batch,) rows in use; None for all. What a tensor on a GPU holds is not looked at."""
     if cache_seqlens is None:
         return None
     if isinstance(cache_seqlens, Tensor):
-        if cache_seqlens.shape != (batch,):
-            raise InvalidArgumentError(
-                f"cache_seqlens has shape {tuple(cache_seqlens.shape)}; pass ({batch},), one number for each "
-                f"sequence of {of_batch}, or an integer"
-            )
-        _flash.only_integers(device, cache_seqlens=cache_seqlens)
+        _arrays.judge_tensor("cache_seqlens", cache_seqlens, q, (batch,), *_arrays.INTEGERS)
         if _flash.is_readable(cache_seqlens):
             for b in ((cache_seqlens < 0) | (cache_seqlens > rows)).nonzero()[:1].flatten().tolist():
                 raise InvalidArgumentError(
@@ -131,4 +123,4 @@ def _lengths(
         ) from None
     if not 0 <= used <= rows:
         raise InvalidArgumentError(f"cache_seqlens is {used}, but {owner} has {rows} rows; pass 0 to {rows}")
-    return torch.full((batch,), used, dtype=torch.int32, device=device)
+    return torch.full((batch,), used, dtype=torch.int32, device=q.device)

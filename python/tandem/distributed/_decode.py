@@ -167,9 +167,9 @@ def _judge(ranks: Ranks, asked: _Asked, check: bool) -> dict[str, Any]:
 def _judge_rows(rank: int, asked: _Asked, check: bool) -> None:
     """An error where the rank's cache has not the room for its rows, or lengths are none."""
     batch, rows, table = asked.q.shape[0], asked.cache.rows(rank), asked.page_table
-    lengths, seqlen, integers = asked.seqused_k, asked.cache.seqlen, ("int32", "int64")
+    lengths, seqlen = asked.seqused_k, asked.cache.seqlen
     if lengths is not None:
-        _arrays.judge_tensor("seqused_k", lengths, asked.q, (batch,), *integers)
+        _arrays.judge_tensor("seqused_k", lengths, asked.q, (batch,), *_arrays.INTEGERS)
         if check or lengths.is_cpu:
             for b in ((lengths < 0) | (lengths > seqlen)).nonzero()[:1].flatten().tolist():
                 raise InvalidArgumentError(
@@ -177,7 +177,7 @@ def _judge_rows(rank: int, asked: _Asked, check: bool) -> None:
                     "end the sequence, or make a cache of more rows"
                 )
     if table is not None:
-        _arrays.judge_tensor("page_table", table, asked.q, (batch, "max_pages"), *integers)
+        _arrays.judge_tensor("page_table", table, asked.q, (batch, "max_pages"), *_arrays.INTEGERS)
     elif asked.k.shape[0] != batch:
         raise InvalidArgumentError(f"k has a batch of {asked.k.shape[0]}, but q one of {batch}; pass as many")
     room = asked.k.shape[1] * (1 if table is None else table.shape[1])

@@ -65,6 +65,11 @@ def judge_cache(metadata: Sequence[Any], recorded: bool) -> None:
         )
 
 
+def rows_contiguous(t: Any) -> Any:
+    """Autograd hands over expanded gradients (of a sum, for one); the last dimension must be dense."""
+    return t if t is None or t.shape[-1] == 1 or t.stride(-1) == 1 else t.contiguous()
+
+
 def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     q, k, v, sink, *flat, _ = inputs
     count = len(_call.METADATA)

@@ -117,7 +117,10 @@ def _backward_out(
     *rest: Any,
 ) -> None:
     flat, written = rest[:-4], rest[-4:]
-    dout, dlse = _rows_contiguous(dout), None if dlse is None else _rows_contiguous(dlse)
+    dout, dlse = (
+        _derivatives.rows_contiguous(dout),
+        None if dlse is None else _derivatives.rows_contiguous(dlse),
+    )
     _call.backward(unflat(flat), dout, q, k, v, out, lse, sink, dlse, written)
 
 
@@ -158,18 +161,16 @@ def gradients(
     needed: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     """(dq, dk, dv, dsink), None of those that are not needed."""
-    dout, dlse = _rows_contiguous(dout), None if dlse is None else _rows_contiguous(dlse)
+    dout, dlse = (
+        _derivatives.rows_contiguous(dout),
+        None if dlse is None else _derivatives.rows_contiguous(dlse),
+    )
     # torch.empty_like is the quickest way to a contiguous tensor.
     made = [
         torch.empty_like(t, memory_format=torch.contiguous_format) if wanted else None
         for t, wanted in zip((q, k, v), needed, strict=False)
     ]
     return _call.backward(call, dout, q, k, v, out, lse, sink, dlse, (*made, None), needed=needed)
-
-
-def _rows_contiguous(t: Tensor) -> Tensor:
-    """Autograd hands over expanded gradients (of a sum, for one); the last dimension must be dense."""
-    return t if t.shape[-1] == 1 or t.stride(-1) == 1 else t.contiguous()
 
 
 def _fake_lse(q: Tensor) -> Tensor:

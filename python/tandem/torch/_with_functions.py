@@ -164,7 +164,10 @@ def _batched_gradients(call: _call.Call, needed: Any, *tensors: Any) -> tuple[Te
 def gradients(call: _call.Call, needed: Any, *tensors: Any) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v and the sink, and of the arrays that functions read; None where not `needed`."""
     dout, dlse, q, k, v, sink, out, lse, *arrays = tensors
-    dout, dlse = _rows_contiguous(dout), None if dlse is None else _rows_contiguous(dlse)
+    dout, dlse = (
+        _derivatives.rows_contiguous(dout),
+        None if dlse is None else _derivatives.rows_contiguous(dlse),
+    )
     wanted = () if call.functions is None else call.functions.differentiated
     made = [
         torch.empty(t.shape, dtype=torch.float32, device=t.device) if i in wanted and is_needed else None
@@ -184,10 +187,6 @@ def _by_formula(call: _call.Call, needed: Any, dout: Tensor, *inputs: Any) -> tu
     q, k, v, _, *read = inputs
     gradients = iter(torch.autograd.grad(call.formula(call, q, k, v, *read), wanted, dout, create_graph=True))
     return tuple(next(gradients) if is_needed else None for is_needed in needed)
-
-
-def _rows_contiguous(t: Tensor) -> Tensor:
-    return t if t.shape[-1] == 1 or t.stride(-1) == 1 else t.contiguous()
 
 
 _arrays.meet_torch()
