@@ -27,8 +27,7 @@ void check_wide_heads(const Problem& p) {
     unsupported(
         "head dimensions {} and {} with k and v in {} have no GPU kernel, those up to {} do; keep k and "
         "v in {}, or copy the tensors to the CPU",
-        p.head_dim_qk, p.head_dim_v, name_of(p.k.dtype), max_gpu_head_dim,
-        name_of(p.mixed() ? p.q.dtype : p.out.dtype));
+        p.head_dim_qk, p.head_dim_v, p.k.dtype, max_gpu_head_dim, p.mixed() ? p.q.dtype : p.out.dtype);
   }
 }
 
@@ -38,13 +37,13 @@ void check_eight_bits(const Problem& p) {
     unsupported(
         "out in f32 with precision {} has no GPU kernel; make it bf16 or f16, leave the precision exact, or "
         "copy the tensors to the CPU",
-        name_of(p.precision));
+        p.precision);
   }
   if (p.causal_by_sequence.given()) {
     unsupported(
         "causal_by_sequence with precision {} has no GPU kernel; leave the precision exact, or copy the "
         "tensors to the CPU",
-        name_of(p.precision));
+        p.precision);
   }
 }
 
@@ -61,7 +60,7 @@ void check_functions(const Problem& p) {
         "a score or mask function, or dropout, on a cache in {} has no GPU kernel; keep the cache in {}, or "
         "copy the "
         "tensors to the CPU",
-        name_of(p.k.dtype), name_of(p.mixed() ? p.q.dtype : p.out.dtype));
+        p.k.dtype, p.mixed() ? p.q.dtype : p.out.dtype);
   }
   if (p.causal_by_sequence.given()) {
     unsupported(
@@ -93,7 +92,7 @@ void check_problem(const Problem& p) {
   if (p.precision != Precision::exact) check_eight_bits(p);
   if (!p.quantized_inputs() && p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {
     unsupported("{} has no GPU kernel; convert q, k and v to f16 or bf16, or copy them to the CPU",
-                name_of(p.q.dtype));
+                p.q.dtype);
   }
   if (has_wide_heads(p)) check_wide_heads(p);
   for (const std::int64_t extent : {p.rows_q, p.rows_k, p.heads_q, p.batch, p.cache_batch}) {
@@ -101,6 +100,12 @@ void check_problem(const Problem& p) {
       unsupported("an extent of {} is above the GPU kernels' {}; split the call", extent, INT_MAX);
   }
   if (p.has_function()) check_functions(p);
+  if (has_exact_quantized_inputs(p) && p.out.dtype == DType::f32) {
+    unsupported(
+        "out in f32 of q in {} with precision exact has no GPU kernel; make it bf16 or f16, or copy the "
+        "tensors to the CPU",
+        p.q.dtype);
+  }
 }
 
 namespace {
@@ -111,24 +116,17 @@ void check_cache(const Problem& asked, const CallFacts& facts) {
   unsupported(
       "{} of a cache in {} cannot be read by TMA: {}; lay it out so that it can, keep the cache in {}, or "
       "copy the tensors to the CPU",
-      facts.unreadable, name_of(asked.k.dtype), facts.objection, name_of(facts.problem.q.dtype));
+      facts.unreadable, asked.k.dtype, facts.objection, facts.problem.q.dtype);
 }
 
 /// e4m3 queries by the exact formula: 16-bit ones that the forward kernel takes beside e4m3 k and v.
 void check_widened(const Problem& asked, const CallFacts& facts) {
-  if (asked.out.dtype == DType::f32) {
-    unsupported(
-        "out in f32 of q in {} with precision exact has no GPU kernel; make it bf16 or f16, or copy the "
-        "tensors to the CPU",
-        name_of(asked.q.dtype));
-  }
-  check_cache(asked, facts);
   if (!facts.dequantizes) return;
   unsupported(
       "{} with precision exact has no GPU kernel for more than {} queries a sequence on k and v that are no "
       "cache, for functions, or for rows that are no multiples of 16 bytes; pass precision fp8, or copy the "
       "tensors to the CPU",
-      name_of(asked.q.dtype), few);
+      asked.q.dtype, few);
 }
 
 /// What the kernels that every GPU from Ampere on runs cannot do yet.
@@ -146,9 +144,9 @@ void check_sm80(const Problem& asked, const CallFacts& facts) {
 }  // namespace
 
 void check_family(const Problem& asked, const CallFacts& facts, int sm_limit) {
-  if (facts.widens_queries) check_widened(asked, facts);
-  if (facts.family == Family::sm80) check_sm80(asked, facts);
   check_cache(asked, facts);
+  if (facts.family == Family::sm80) check_sm80(asked, facts);
+  if (facts.widens_queries) check_widened(asked, facts);
   const bool limited = sm_limit > 0 && sm_limit < facts.device.multiprocessors;
   if (limited && facts.family == Family::sm80 && asked.pass == Pass::forward) {
     unsupported(

@@ -123,12 +123,17 @@ bool reads_eight_bits(const Problem& p) {
   return p.of_cache() || p.seqused_k.given() || p.split_size > 0 || queries_of(p) <= few;
 }
 
-/// Why TMA cannot read k or v of 8 bits; null if it can. Which columns and rows a tile has makes no
-/// difference.
-const char* objection_to(const Problem& p, gpu::Loaded which) {
+/// Finds what TMA cannot read of k and v of 8 bits. Which columns and rows a tile has makes no difference.
+void find_objection(CallFacts& f) {
   constexpr int strip = 64;
-  return tma_objection(
-      gpu::rows_tensor_map(gpu::loaded_tensor(p, which), Element::bf16, strip, 1, p.out.data));
+  const Problem& p = f.problem;
+  for (const auto& [name, which] : {std::pair{"k", gpu::Loaded::k}, {"v", gpu::Loaded::v}}) {
+    f.objection = tma_objection(
+        gpu::rows_tensor_map(gpu::loaded_tensor(p, which), Element::bf16, strip, 1, p.out.data));
+    if (f.objection == nullptr) continue;
+    f.unreadable = name;
+    return;
+  }
 }
 
 /// Makes the problem of a forward call by the exact formula the one that its kernels see.
@@ -138,11 +143,7 @@ void see(CallFacts& f) {
   if (f.widens_queries) p.q.dtype = p.out.dtype;
   if (p.mixed()) {
     const bool reads = reads_eight_bits(p);
-    for (const auto& [name, which] : {std::pair{"k", gpu::Loaded::k}, {"v", gpu::Loaded::v}}) {
-      if (!reads || f.objection != nullptr) break;
-      f.objection = objection_to(p, which);
-      if (f.objection != nullptr) f.unreadable = name;
-    }
+    if (reads && f.family == Family::sm90) find_objection(f);
     f.dequantizes = !reads || f.objection != nullptr;
     if (f.dequantizes) p = dequantized(p);
   }
@@ -163,6 +164,7 @@ CallFacts::CallFacts(const Problem& asked, const DeviceFacts& d)
           .varlen = has_lengths(p),
           .by_sequence = p.causal_by_sequence.given()};
   wide_heads = has_wide_heads(p);
+  values_in_keys = wide_heads && has_values_in_keys(p);
   queries = queries_of(p);
   keys = p.packed_k ? p.rows_k / std::max<std::int64_t>(p.batch, 1) : p.rows_k;
   has_few_queries = exact && queries <= few;

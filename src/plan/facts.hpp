@@ -47,8 +47,9 @@ struct CallFacts {
   Mask mask{};           ///< what bounds and lengths any of its queries feels
   bool wide_heads =
       false;  ///< wider than the products of one warpgroup: the kernel `forward_wide` takes them
-  std::int64_t queries = 0;  ///< of a sequence; the mean, rounded up, where they are packed
-  std::int64_t keys = 0;     ///< of a sequence; the mean where they are packed
+  bool values_in_keys = false;  ///< of wide heads: V is the first columns of K, in memory
+  std::int64_t queries = 0;     ///< of a sequence; the mean, rounded up, where they are packed
+  std::int64_t keys = 0;        ///< of a sequence; the mean where they are packed
 
   // Of a forward call by the exact formula, else false.
   bool has_few_queries = false;

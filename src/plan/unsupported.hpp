@@ -5,7 +5,19 @@
 
 #include <utility>
 
-#include "tandem/error.hpp"
+#include "tandem/attention.hpp"
+
+/// Dtypes and precisions are written by their names.
+template <typename T>
+requires requires(T value) {
+  tandem::name_of(value);
+}
+struct fmt::formatter<T> : fmt::formatter<fmt::string_view> {
+  template <typename Context>
+  auto format(T value, Context& context) const {
+    return fmt::formatter<fmt::string_view>::format(tandem::name_of(value), context);
+  }
+};
 
 namespace tandem {
 

@@ -124,6 +124,20 @@ TEST(Family, WhatItLacksIsAnError) {
   ForwardArgs eight_bit = forward;
   eight_bit.options.precision = Precision::fp8;
   EXPECT_EQ(refusal([&] { explain(eight_bit); }), where + "no 8-bit kernel yet; copy the tensors to the CPU");
+  alignas(16) static std::byte odd[32];
+  ForwardArgs cache = forward;  // what TMA can read is Hopper's concern
+  cache.k.dtype = cache.v.dtype = DType::e4m3;
+  cache.k.data = odd + 1;
+  cache.seqused_k = ConstTensor(nullptr, DType::i32, {2}, forward.q.device);
+  cache.cache_batch_idx = cache.seqused_k;
+  EXPECT_EQ(refusal([&] { explain(cache); }),
+            where + "no kernel for k and v of 8 bits yet; copy the tensors to the CPU");
+  cache.q.dtype = DType::e4m3;
+  EXPECT_EQ(refusal([&] { explain(cache); }),
+            where + "no kernel for k and v of 8 bits yet; copy the tensors to the CPU");
+  cache.cache_batch_idx = {};  // more queries than read e4m3 keys as they are
+  EXPECT_EQ(refusal([&] { explain(cache); }),
+            where + "no kernel for k and v of 8 bits yet; copy the tensors to the CPU");
   const Kernels wish("sm80");
   ForwardArgs forced = call_on("H100");
   forced.options.precision = Precision::fp8;
