@@ -77,6 +77,10 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
   const bool cuda = plan.backend == Device::Kind::cuda;
   std::vector<std::string> lines =
       cuda ? cuda_reasons(problem, *plan.facts, *plan.gpu) : cpu_reasons(plan, execution);
+  if (cuda) {
+    lines.insert(lines.begin(),
+                 fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)));
+  }
   const bool copied = cuda ? !plan.facts->problem.mixed() : plan.cpu->mixed.has_value();
   if (problem.mixed() && copied) {
     lines.push_back(fmt::format("mixed: k and v, in {}, become {} first, in {} bytes of the workspace",

@@ -135,7 +135,6 @@ std::vector<std::string> explain_portable(const CallFacts& facts, const gpu::Ker
   const auto* forward = std::get_if<ForwardConfig>(&config);
   const auto* backward = std::get_if<BackwardConfig>(&config);
   std::vector<std::string> lines = {
-      fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernels sm80, portable: PTX of {} that the driver compiles, since {}",
                   gpu::portable_architecture, facts.portable)};
   const auto add_kernel = [&](const char* kernel, Element element, int head_dim) {

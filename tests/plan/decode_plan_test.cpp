@@ -170,10 +170,10 @@ TEST(ForwardPlan, StepsOfGroupedHeadsAreShipped) {
 }
 
 TEST(ForwardExplain, SaysWhichHeadsAreRows) {
-  const Problem p = grouped(4, 4);
-  const std::vector<std::string> lines = explain_forward(CallFacts(p), choose_forward_config(CallFacts(p)));
-  EXPECT_NE(lines.at(2).find("tile 4 queries of 4 heads that share keys x 64 keys"), std::string::npos)
-      << lines.at(2);
+  const CallFacts facts(grouped(4, 4));
+  const std::vector<std::string> lines = explain_forward(facts, choose_forward_config(facts));
+  EXPECT_NE(lines.at(1).find("tile 4 queries of 4 heads that share keys x 64 keys"), std::string::npos)
+      << lines.at(1);
 }
 
 TEST(ForwardPlan, PartsOfGroupedHeadsHaveAPlaceForEachRow) {

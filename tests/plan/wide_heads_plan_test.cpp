@@ -121,8 +121,8 @@ TEST(WideHeadsPlan, SharesOfPairsAreThoseOfClusters) {
 
 TEST(WideHeadsPlan, ExplainSaysWhatAClusterDoes) {
   const auto said = [](std::int64_t heads) {
-    const Problem p = latent(heads, 1, true);
-    const std::vector<std::string> lines = explain_forward(CallFacts(p), choose_forward_config(CallFacts(p)));
+    const CallFacts facts(latent(heads, 1, true));
+    const std::vector<std::string> lines = explain_forward(facts, choose_forward_config(facts));
     return std::ranges::any_of(lines, [](const std::string& line) {
       return line.find("a cluster of two CTAs") != std::string::npos;
     });

@@ -256,7 +256,6 @@ std::vector<std::string> explain_backward(const CallFacts& facts, const Backward
   if (c.of_sm80()) return explain_sm80_backward(facts, c);
   const Problem& problem = facts.problem;
   return {
-      fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernels backward_preprocess, backward, backward_convert: {}, head_dim {} padded to {}, "
                   "head_dim_v {} to {}",
                   name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,

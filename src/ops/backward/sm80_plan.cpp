@@ -143,7 +143,6 @@ std::vector<std::string> explain_sm80_backward(const CallFacts& facts, const Bac
   const Problem& problem = facts.problem;
   const int room = facts.device.shared_bytes_per_sm;
   return {
-      fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernels sm80: {}; {} is what they are compiled for", why_family(facts),
                   gpu::architecture_of(*facts.device.properties)),
       fmt::format(

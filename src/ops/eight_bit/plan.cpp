@@ -235,7 +235,6 @@ std::vector<std::string> explain_eight_bit(const Problem& problem, const Recipe&
                           : problem.quantized_inputs() ? "are copied into the layout that the kernel reads"
                                                        : "are found from 16-bit tensors";
   return {
-      fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernels {}eight_bit_forward: {}, head_dim {} padded to {}, head_dim_v {} to {}", before,
                   name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
                   c.tiling.head_dim_v),

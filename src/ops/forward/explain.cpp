@@ -44,7 +44,6 @@ std::vector<std::string> explain_forward(const CallFacts& facts, const ForwardCo
   const char* const maxima =
       c.schedule.invariant || c.by_warps() || c.wide || c.functions.given() ? moves_maxima : keeps_maxima;
   std::vector<std::string> lines = {
-      fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernel {}: {}, head_dim {} padded to {}, head_dim_v {} to {}",
                   c.by_warps() ? "decode"
                   : c.wide     ? "forward_wide"

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "plan/padded.hpp"
 #include "problem/mixed.hpp"
 #include "tandem/error.hpp"
 
@@ -47,9 +48,9 @@ constexpr ForwardTileLine tiles[] = {
 };
 
 /// As many stages as shared memory holds: what is in flight hides the latency of global memory.
-ForwardConfig with_most_stages(ForwardConfig c) {
-  c.stages = 1;
-  while (c.stages < 8 && forward_objection(c).empty()) ++c.stages;
+ForwardConfig with_most_stages(ForwardConfig c, int least = 1, int most = 8) {
+  c.stages = least;
+  while (c.stages < most && forward_objection(c).empty()) ++c.stages;
   if (!forward_objection(c).empty()) --c.stages;
   return c;
 }
@@ -63,14 +64,9 @@ ForwardConfig with_decode_stages(ForwardConfig c) {
   return c;
 }
 
-/// `head_dim` in whole units.
-constexpr std::int64_t rounded(std::int64_t head_dim, std::int64_t unit) {
-  return (head_dim + unit - 1) / unit * unit;
-}
-
 /// Head dimensions of 8-bit keys are padded to 64, or to 128 where they are in pages of single rows: the keys
 /// of a block are to be as many in both cases.
-constexpr std::int64_t converted_unit = 128;
+constexpr int converted_unit = 128;
 
 /// The kernel `decode`. `shared`, and the mask of heads as rows, as with_few_queries has them.
 ForwardConfig with_decode(ForwardConfig c, bool shared) {
@@ -86,10 +82,9 @@ ForwardConfig with_decode(ForwardConfig c, bool shared) {
 /// `shared`: by CTAs. Else a CTA has whole tiles. Heads as rows take the mask of causal calls in all: one
 /// kernel serves both, and the mask costs nothing where no query feels it.
 ForwardConfig with_few_queries(ForwardConfig c, bool shared) {
-  const std::int64_t unit = c.converts() ? converted_unit : 1;
+  const int unit = c.converts() ? converted_unit : 1;
   c.tiling.block_m = few;
-  c.tiling.block_n =
-      rounded(c.tiling.head_dim_qk, unit) + rounded(c.tiling.head_dim_v, unit) <= 256 ? 128 : 64;
+  c.tiling.block_n = padded(c.tiling.head_dim_qk, unit) + padded(c.tiling.head_dim_v, unit) <= 256 ? 128 : 64;
   c.mask.varlen = true;
   c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
   c.schedule = {.pingpong = false, .split = shared};
@@ -100,8 +95,8 @@ ForwardConfig with_few_queries(ForwardConfig c, bool shared) {
 /// place of the keys. Which CTA computes what is free, since parts are merged by the same operations.
 ForwardConfig with_fixed_splits(ForwardConfig c, const CallFacts& facts) {
   const Problem& p = facts.problem;
-  const std::int64_t unit = c.converts() ? converted_unit : 64;
-  c.tiling.block_n = rounded(p.head_dim_qk, unit) + rounded(p.head_dim_v, unit) <= 256 ? 128 : 64;
+  const int unit = c.converts() ? converted_unit : 64;
+  c.tiling.block_n = padded(p.head_dim_qk, unit) + padded(p.head_dim_v, unit) <= 256 ? 128 : 64;
   c.schedule = {.dynamic = c.mask.causal || c.mask.local, .invariant = true};
   if (c.converts() && c.tiling.head_dim_v > converted_head_dim_of_two) {
     c.tiling.block_m = 64;
@@ -129,9 +124,9 @@ bool takes_pairs(const ForwardConfig& c, const CallFacts& facts) {
 ForwardConfig with_wide_heads(ForwardConfig c, const CallFacts& facts, bool shared) {
   const Problem& p = facts.problem;
   c.wide = true;
-  c.v_in_k = has_values_in_keys(p);
-  c.tiling.head_dim_qk = static_cast<int>(rounded(p.head_dim_qk, 64));
-  c.tiling.head_dim_v = static_cast<int>(rounded(p.head_dim_v, 64 * wide_parts));
+  c.v_in_k = facts.values_in_keys;
+  c.tiling.head_dim_qk = padded(p.head_dim_qk, 64);
+  c.tiling.head_dim_v = padded(p.head_dim_v, 64 * wide_parts);
   if (c.v_in_k) c.tiling.head_dim_qk = std::max(c.tiling.head_dim_qk, c.tiling.head_dim_v);
   c.tiling.block_m = few;
   c.tiling.block_n = 64;
@@ -141,10 +136,7 @@ ForwardConfig with_wide_heads(ForwardConfig c, const CallFacts& facts, bool shar
   c.schedule = {
       .dynamic = !shared && unequal, .pingpong = false, .split = shared, .invariant = p.split_size > 0};
   c.pairs = takes_pairs(c, facts);
-  c.stages = c.v_in_k ? 2 : 1;
-  while (c.stages < 4 && forward_objection(c).empty()) ++c.stages;
-  if (!forward_objection(c).empty()) --c.stages;
-  return c;
+  return with_most_stages(c, c.v_in_k ? 2 : 1, 4);
 }
 
 /// Whole tiles on 8-bit keys.
@@ -159,9 +151,9 @@ ForwardConfig with_converted_keys(ForwardConfig c, const CallFacts& facts) {
 
 /// A multiple of 32, of 64 for 8-bit keys, whose tiles are swizzled by 64 bytes at least. Twice that where
 /// single rows of pages are loaded, since TMA writes to multiples of 128 bytes.
-int padded(std::int64_t head_dim, const Problem& p) {
+int padded_for(const Problem& p, std::int64_t head_dim) {
   const bool single_rows = p.pages.given() && (p.pages.page_size % 2 != 0 || p.leftpad_k.given());
-  return static_cast<int>(rounded(head_dim, (p.mixed() ? 64 : 32) * (single_rows ? 2 : 1)));
+  return padded(head_dim, (p.mixed() ? 64 : 32) * (single_rows ? 2 : 1));
 }
 
 ForwardConfig with_tile(ForwardConfig c, const ForwardTileLine& tile) {
@@ -205,8 +197,8 @@ ForwardConfig wanted_of(const CallFacts& facts) {
   const Problem& p = facts.problem;
   ForwardConfig c;
   c.tiling.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
-  c.tiling.head_dim_qk = padded(p.head_dim_qk, p);
-  c.tiling.head_dim_v = padded(p.head_dim_v, p);
+  c.tiling.head_dim_qk = padded_for(p, p.head_dim_qk);
+  c.tiling.head_dim_v = padded_for(p, p.head_dim_v);
   c.mask = facts.mask;
   c.transform = p.softcap > 0.0F ? ScoreTransform::softcap
                 : p.scale > 0.0F ? ScoreTransform::raw

@@ -171,7 +171,6 @@ std::vector<std::string> explain_sm80_forward(const CallFacts& facts, const Forw
                                                    : tile_of(c, room).why;
   const int ctas = ctas_at_once(c, room);
   return {
-      fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernels sm80: {}; {} is what they are compiled for", why_family(facts),
                   gpu::architecture_of(*facts.device.properties)),
       fmt::format("kernel sm80_forward: {}, head_dim {} padded to {}, head_dim_v {} to {}",
