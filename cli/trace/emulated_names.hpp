@@ -39,7 +39,7 @@ Names forward_names() {
   add_ring<2>(names, offsetof(Shared, tiles), "tile");
   names.named[0] = "block";
   for (int w = 0; w < C.consumers(); ++w) {
-    names.named[static_cast<std::uint32_t>(tile::barrier_pingpong_first + w)] = "ping-pong";
+    names.named[static_cast<std::uint32_t>(tile::barrier_pingpong + w)] = "ping-pong";
   }
   names.named[tile::barrier_consumers] = "consumers";
   return names;

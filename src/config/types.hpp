@@ -51,7 +51,7 @@ constexpr RegisterSplit split_registers(int consumers) {
 }
 static_assert(split_registers(2).consumer == 232 && split_registers(3).consumer == 160);
 
-/// The same with a warpgroup that converts what is loaded, beside one or two consumer warpgroups.
+/// Registers with a warpgroup that converts what is loaded, beside one or two consumer warpgroups.
 constexpr RegisterSplit split_registers_with_converter(int consumers) {
   if (consumers == 1) return {.producer = 96, .consumer = 240, .converter = 128};
   return {.producer = 40, .consumer = 208, .converter = 56};

@@ -54,8 +54,8 @@ TANDEM_DEVICE u32 thread_index() {
   return emulator::thread_index();
 #endif
 }
-/// The same, read again at each call, so that ptxas does not keep what is computed from it in registers
-/// around a loop. (The mask tells the compiler that the index is not negative as an int.)
+/// Index of this thread, read again at each call, so that ptxas does not keep what is computed from it in
+/// registers around a loop. (The mask tells the compiler that the index is not negative as an int.)
 TANDEM_DEVICE u32 thread_index_anew() {
 #if TANDEM_ON_DEVICE
   u32 x;
@@ -66,7 +66,7 @@ TANDEM_DEVICE u32 thread_index_anew() {
 #endif
 }
 
-/// The same number, of which the compiler knows nothing: what was made from it before is made again, where it
+/// A number of which the compiler knows nothing more: what was made from it before is made again, where it
 /// would take registers from there to here.
 TANDEM_DEVICE int forgotten(int x) {
 #if TANDEM_ON_DEVICE
@@ -75,7 +75,7 @@ TANDEM_DEVICE int forgotten(int x) {
   return x;
 }
 
-/// The same of an address: what is added to it is not gathered with what it was made from.
+/// An address of which it knows nothing more: what is added to it is not gathered with what it was made from.
 template <typename T>
 TANDEM_DEVICE T* forgotten(T* p) {
 #if TANDEM_ON_DEVICE

@@ -48,7 +48,7 @@ TANDEM_DEVICE void mbarrier_arrive_other(Mbarrier& bar) {
 #endif
 }
 
-/// The same where this block has only read what copies of the other then replace: no memory has to become
+/// Arrives where this block has only read what copies of the other then replace: no memory has to become
 /// visible, and mbarrier_wait waits for it. On sm_90 ptxas makes of .release.cluster a fence of all memory
 /// (MEMBAR.ALL.GPU), and of .acquire.cluster an invalidation of the L1 (CCTL.IVALL).
 TANDEM_DEVICE void mbarrier_release_other(Mbarrier& bar) {
@@ -97,7 +97,7 @@ TANDEM_DEVICE void mbarrier_wait(Mbarrier& bar, u32 parity) {
 #endif
 }
 
-/// The same where the other block of a cluster arrives, or its copies do: what came before that is visible.
+/// Waits where the other block of a cluster arrives, or its copies do: what came before that is visible.
 TANDEM_DEVICE void mbarrier_wait_other(Mbarrier& bar, u32 parity) {
 #if TANDEM_ON_DEVICE
   trace_at(TraceEvent::wait, &bar);

@@ -212,7 +212,7 @@ TANDEM_DEVICE void copy_async(float* shared, const float* global) {
   emulator::copy_async(shared, global, sizeof(float));
 #endif
 }
-/// The same of 16 bytes that are zeros unless they exist: nothing is read then.
+/// Copies 16 bytes, or zeros unless they exist: nothing is read then.
 TANDEM_DEVICE void copy_async_or_zero(Vec4* shared, const Vec4* global, bool exists) {
 #if TANDEM_ON_DEVICE
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),

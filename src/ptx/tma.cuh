@@ -39,7 +39,7 @@ TANDEM_DEVICE void tma_load(void* shared, const TensorMap& map, Mbarrier& bar, i
 #endif
 }
 
-/// The same into both blocks of a cluster of two: to `shared` of each, credited to `bar` of each. What the
+/// Loads into both blocks of a cluster of two: to `shared` of each, credited to `bar` of each. What the
 /// box replaces is free in both.
 TANDEM_DEVICE void tma_load_both(void* shared, const TensorMap& map, Mbarrier& bar, i32 c0, i32 c1, i32 c2,
                                  i32 c3, CacheHint hint) {

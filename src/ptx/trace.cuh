@@ -63,7 +63,7 @@ TANDEM_DEVICE void trace(TraceEvent event, u32 thing = 0) {
 #endif
 }
 
-/// The same of what lies at `shared`.
+/// Writes a record of what lies at `shared`.
 TANDEM_DEVICE void trace_at(TraceEvent event, const void* shared) {
 #if TANDEM_ON_DEVICE && defined(TANDEM_TRACED)
   trace(event, shared_address(shared) - shared_address(dynamic_shared()));

@@ -42,6 +42,10 @@ TANDEM_DEVICE float shuffle(float value, int lane) {
 TANDEM_DEVICE int warp_uniform(int value) {
   return static_cast<int>(shuffle(static_cast<u32>(value), 0));
 }
+/// This warp's number in its CTA.
+TANDEM_DEVICE int warp_index() {
+  return warp_uniform(static_cast<int>(thread_index() / warp_size));
+}
 
 /// The value that lane (own - delta) passes; own where there is none.
 TANDEM_DEVICE u32 shuffle_up(u32 value, int delta) {

@@ -35,7 +35,7 @@ struct KeyUnit<1> {
 };
 
 /// A thread of the warps that compute, four of which are a warpgroup. `SharedType` has the rows' LSE and
-/// delta by stage. (The order of the members is part of the kernels' machine code.)
+/// delta by stage.
 template <BackwardConfig C, typename SharedType>
 struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>>, KeyUnit<C.key_units()> {
   using QPosition = typename Ring<C.q_stages>::Position;
@@ -165,7 +165,7 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>>, KeyUnit<
     return x;
   }
 
-  /// The same of the thread's key h and a query, through the caller's functions. `seen`: the mask function
+  /// P of the thread's key h and a query, through the caller's functions. `seen`: the mask function
   /// hides nothing.
   template <bool seen>
   TANDEM_DEVICE float function_probability(int query, int h, float score, float lse_log2, float scale,
@@ -244,6 +244,20 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>>, KeyUnit<
     return least(greatest(x, -largest), largest);
   }
 
+  /// P before dropout, which these gradients take: kept where dropout clears entries of it.
+  static constexpr int whole_p = C.functions.dropout && C.functions.captured_gradients ? scores / 2 : 1;
+  TANDEM_DEVICE void keep_whole(u32 (&whole)[whole_p], const u32 (&packed)[scores / 2]) const {
+    if constexpr (whole_p > 1) copy(whole, packed);
+  }
+  TANDEM_DEVICE void add_captured_gradients(const BackwardTile& t, int m, const u32 (&inputs)[kept_inputs],
+                                            const u32 (&whole)[whole_p], const u32 (&packed)[scores / 2],
+                                            float (&dp)[scores]) const {
+    if constexpr (whole_p > 1) {
+      add_captured_gradients(t, m, inputs, whole, dp);
+    } else if constexpr (C.functions.captured_gradients) {
+      add_captured_gradients(t, m, inputs, packed, dp);
+    }
+  }
   /// Adds what the pairs of query block m owe to the elements that they read. `whole` is P^T before dropout,
   /// `dp` dP^T behind it, which this overwrites. All lanes of a warp call.
   TANDEM_DEVICE void add_captured_gradients(const BackwardTile& t, int m, const u32 (&inputs)[scores / 2],
@@ -288,7 +302,7 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>>, KeyUnit<
     for (int i = 0; i < scores / 2; ++i)
       packed[i] &= (keeps(2 * i) ? 0xffffU : 0U) | (keeps(2 * i + 1) ? 0xffff0000U : 0U);
   }
-  /// The same of dP, with its scale.
+  /// Clears entries of dP, and scales the others.
   TANDEM_DEVICE void drop(float (&dp)[scores]) const {
 #pragma unroll
     for (int i = 0; i < scores; ++i) dp[i] = keeps(i) ? dp[i] * p.functions.dropout.scale : 0.0F;
@@ -300,33 +314,20 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>>, KeyUnit<
     return edge;
   }
 
-  /// The query blocks that follow are those of head g of the group: visits [first_visit, end_visit). The
-  /// list's address and length are made again for every visit: kept, they take 12 bytes of local memory.
+  /// The query blocks that follow are those of head g of the group.
   TANDEM_DEVICE void begin_head(const BackwardTile& t, int g) {
     if constexpr (C.functions.given()) this->own_head = t.head_kv * group + g;
   }
-  TANDEM_DEVICE const u32* list_of(const BackwardTile& t, int head) const {
-    return list_at(p.functions.lists, t.batch, head, t.n);
-  }
-  static TANDEM_DEVICE int first_visit(const BackwardTile& t) {
-    return C.functions.block_lists ? 0 : t.blocks.first;
-  }
-  /// All lanes of a warp call, also of the next one; the shuffle lets ptxas know that the result is uniform.
-  TANDEM_DEVICE int end_visit(const BackwardTile& t) const {
-    if constexpr (C.functions.block_lists) return listed(list_of(t, this->own_head));
-    return t.blocks.end;
+  /// All lanes of a warp call its functions.
+  TANDEM_DEVICE QueryVisits<C, true> visits(const BackwardTile& t) const {
+    if constexpr (C.functions.given()) return {p, t, this->own_head};
+    return {p, t, 0};
   }
   /// The query block of a visit; with lists, needs_mask then answers for it.
-  TANDEM_DEVICE int take_visit([[maybe_unused]] const BackwardTile& t, int visit) {
-    if constexpr (C.functions.block_lists) {
-      const int entry = listed(list_of(t, this->own_head) + 1 + visit);
-      this->own_whole = entry % 2 != 0;
-      return entry / 2;
-    }
-    return visit;
-  }
-  static TANDEM_DEVICE int listed(const u32* entry) {
-    return static_cast<int>(uniform_entry(entry));
+  TANDEM_DEVICE int take_visit(const BackwardTile& t, int visit) {
+    const auto [block, whole] = visits(t).at(visit);
+    if constexpr (C.functions.block_lists) this->own_whole = whole;
+    return block;
   }
 
   using KeyGradientElement = typename Select<C.f32_dk_dv, float, u16>::type;
@@ -359,11 +360,5 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>>, KeyUnit<
 };
 
 }  // namespace tile
-
-template <int n>
-TANDEM_DEVICE void set_zero(float (&d)[n]) {
-#pragma unroll
-  for (float& x : d) x = 0.0F;
-}
 
 }  // namespace tandem

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/backward/config.hpp"
+#include "tile/backward_order.cuh"
 #include "tile/functions.cuh"
 #include "tile/mask.cuh"
 #include "tile/scheduler.cuh"
@@ -39,64 +40,10 @@ TANDEM_DEVICE u32* tiles_added(const BackwardParams& p, int batch, int head_kv) 
   return p.tiles_added + batch * p.heads_kv + head_kv;
 }
 
-/// Tile n of a head's keys, and the query blocks that see any of it.
-struct BackwardTile {
-  int n = 0;
-  int first_key = 0;  ///< of this CTA's keys in the sequence
-  int head_kv = 0;
-  int batch = 0;
-  int begin_q = 0;
-  int begin_k = 0;
-  int end_k = 0;  ///< rows of k, with those that are not in use: their gradients are written too
-  int q_block = 0;
-  /// With a staggered start: the head's tiles of this round. In a fixed causal order, if the round runs
-  /// backwards: those of the head's tiles that the round may contain, which add in ascending order. Otherwise
-  /// empty.
-  int round_first = 0;
-  int round_last = -1;
-  int tiles = 0;  ///< staggered: how many the head has
-  int start = 0;  ///< staggered: the query block with which the tile begins
-  tile::Visibility visible;
-  tile::QueryBlockRange blocks;
-};
-
-/// The tiles of this CTA, one after another: a static persistent scheduler. In round r each CTA takes one
-/// tile. Tiles of one head have neighbouring numbers, so that the CTAs that share its Q, dO and dQ in the L2
-/// run at the same time.
-///
-/// Masked tiles differ in work: the earlier the keys of a causal tile, the more queries see them. Tiles are
-/// therefore assigned in pairs: the longest of a head with its shortest, the second longest with the second
-/// shortest, and so on, so that every pair is the same work. (Assigned singly, 132 CTAs with 128 tiles a head
-/// get tiles of the same length in every round: 0.59 of the speed of an even division.) A last round of pairs
-/// that is not full costs 3 % of 2048 tiles on 132 CTAs, a last round of the shortest tiles 1 %. For wide
-/// heads with many tiles, the last two to four causal rounds are therefore assigned singly: the longest tiles
-/// of all remaining heads first, every second round backwards. So are all rounds where there are many more
-/// keys than queries (p.pairs is false, causal_pairs): most tiles are then as long as the longest, and pairs
-/// from equal to twice the work.
-///
-/// With a staggered start the tiles of a head begin at different query blocks and wrap round, so that
-/// additions to dQ do not meet. In a fixed order a tile's i-th block then waits only for earlier rounds, and
-/// for tiles that reach the same query block as their i-th block or earlier: waits are short and cannot form
-/// a circle.
-///
-/// Without it, in a fixed causal order, the latest keys add to a query block first. CTAs that start at the
-/// same time then start at different query blocks, and none waits. Every second round runs backwards, which
-/// balances the work (backward_grid makes the number of rounds even). The CTAs of such a round start later by
-/// the work of their previous tile, so that all reach a query block at the same time, and the earliest keys
-/// add first, since their tiles start first. (With the latest first there too, each tile waited for all
-/// others: 0.73 of the speed of any order at head dimension 64, where the model above says 0.75; this way it
-/// is 0.93.) A tile waits for earlier rounds, and in its own round for tiles that come before it in one order
-/// for all query blocks. All CTAs are resident, so they cannot wait for each other in a circle.
+/// The tiles of this CTA, one after another, in the order of BackwardOrder.
 template <BackwardConfig C>
-struct BackwardTiles {
-  static constexpr bool paired =
-      (C.mask.causal || C.mask.local || C.functions.block_lists) && !C.schedule.deterministic;
-  /// As measured: head dimension 64 loses 1 % by it, and so do heads with fewer tiles.
-  static constexpr bool sorted_end =
-      paired && C.mask.causal && !C.mask.local && !C.mask.varlen && C.tiling.head_dim_qk >= 128;
-  static constexpr int sorted_from_tiles = 32;
-  static constexpr bool latest_first = C.mask.causal && C.schedule.deterministic;
-  static_assert(!C.schedule.staggered || !(C.mask.causal || C.mask.local || C.mask.varlen));
+struct BackwardTiles : BackwardOrder<C> {
+  using Order = BackwardOrder<C>;
 
   const BackwardParams& p;
   int round = 0;
@@ -122,17 +69,16 @@ struct BackwardTiles {
   /// All lanes of a warp call.
   TANDEM_DEVICE bool next(BackwardTile& t) {
     if constexpr (!C.of_sm80()) all = p.heads_kv * p.batch * p.n_blocks;
-    // The shuffle lets ptxas know that the number is uniform (see forward.cuh).
     const int number =
-        ptx::warp_uniform(number_of(round++, static_cast<int>(ptx::block_index()) / C.tiling.cluster,
-                                    clusters(), p.n_blocks, all, p.pairs));
+        ptx::warp_uniform(Order::number_of(round++, static_cast<int>(ptx::block_index()) / C.tiling.cluster,
+                                           Order::clusters(), p.n_blocks, all, p.pairs));
     int seqlen_q = p.rows_q;
     int seqlen_k = p.rows_k;
     if constexpr (C.mask.varlen) {
       tile::VarlenBlock b;
       const tile::VarlenSide keys{p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k};
       if (!varlen.locate(keys, C.tile_keys(), number, b)) return false;
-      t.n = ith_tile(b.block, b.blocks);
+      t.n = Order::ith_tile(b.block, b.blocks);
       t.head_kv = b.head;
       t.batch = b.batch;
       t.begin_k = b.rows.begin;
@@ -144,37 +90,24 @@ struct BackwardTiles {
       seqlen_q = q.used;
     } else {
       if (number >= all) return false;
-      const HeadTile at = head_tile(number, p.n_blocks, all, clusters(), p.pairs);
+      const auto at = Order::head_tile(number, p.n_blocks, all, Order::clusters(), p.pairs);
       t.n = at.n;
       t.batch = at.head / p.heads_kv;
       t.head_kv = at.head - t.batch * p.heads_kv;
       t.end_k = p.rows_k;
-      set_round(t, at.head, p.n_blocks, round - 1, clusters());
+      Order::set_round(t, at.head, p.n_blocks, round - 1, Order::clusters());
     }
     ptx::sync_warp();
     uniform(t.n, t.head_kv, t.batch, t.begin_q, t.begin_k, t.end_k, seqlen_q, seqlen_k);
     t.q_block = first_query_block<C>(p, t.batch, t.begin_q);
     t.visible = {seqlen_q, seqlen_k, C.mask.local ? p.window_left : tile::Visibility::unbounded,
                  C.mask.causal ? p.window_right : tile::Visibility::unbounded};
-    t.first_key = t.n * C.tile_keys() + rank() * C.tiling.block_n;
+    t.first_key = t.n * C.tile_keys() + Order::rank() * C.tiling.block_n;
     t.blocks = tile::QueryBlockRange::of<C.tiling.block_m>(t.visible, t.n * C.tile_keys(),
                                                            (t.n + 1) * C.tile_keys());
     uniform(t.blocks.first, t.blocks.end, t.blocks.inner_first, t.blocks.inner_end);
-    if constexpr (C.schedule.staggered) t.start = start_of(t);
+    if constexpr (C.schedule.staggered) t.start = Order::start_of(t);
     return true;
-  }
-
-  /// The CTA's rank in its cluster.
-  static TANDEM_DEVICE int rank() {
-    if constexpr (C.tiling.cluster == 1) return 0;
-    return static_cast<int>(ptx::block_index()) % C.tiling.cluster;
-  }
-  /// The distance from this CTA's first key to the other CTA's.
-  static TANDEM_DEVICE int other_keys() { return rank() == 0 ? C.tiling.block_n : -C.tiling.block_n; }
-  /// In the family sm80 it is read again for each tile: it would take local memory from tile to tile.
-  static TANDEM_DEVICE int clusters() {
-    if constexpr (C.of_sm80()) return static_cast<int>(ptx::grid_size_anew());
-    return static_cast<int>(ptx::grid_size()) / C.tiling.cluster;
   }
 
   /// All lanes have the same values, but ptxas does not see it. With loop bounds that it takes for divergent,
@@ -183,123 +116,42 @@ struct BackwardTiles {
   static TANDEM_DEVICE void uniform(Ints&... values) {
     ((values = ptx::warp_uniform(values)), ...);
   }
-
-  /// The number of the tile that a CTA gets in a round. A head has `tiles` tiles; `all` is their total.
-  static TANDEM_DEVICE int number_of(int round, int block, int blocks, int tiles, int all, bool pairs) {
-    const bool singly = !paired || (sorted_end && round >= paired_rounds(tiles, all, blocks, pairs));
-    if (!singly) return (round / 2 * blocks + block) * 2 + round % 2;
-    return round * blocks + (runs_backwards(round) ? blocks - 1 - block : block);
-  }
-  /// How many rounds are assigned in pairs before the sorted end; without a sorted end, all.
-  static TANDEM_DEVICE int paired_rounds(int tiles, int all, int blocks, bool pairs) {
-    if (!pairs) return 0;
-    return tiles < sorted_from_tiles ? all : max(all / (2 * blocks) - 1, 0) * 2;
-  }
-  static TANDEM_DEVICE bool runs_backwards(int round) {
-    return ((latest_first && !C.mask.varlen) || sorted_end) && round % 2 == 1;
-  }
-  /// Which keys the i-th tile of a head has.
-  static TANDEM_DEVICE int ith_tile(int i, int tiles) {
-    if constexpr (paired) return i % 2 == 1 ? tiles - 1 - i / 2 : i / 2;
-    return latest_first ? tiles - 1 - i : i;
-  }
-
-  struct HeadTile {
-    int head;  ///< of all batch entries
-    int n;
-  };
-  /// The head and keys of tile `number`, where all sequences have one length.
-  static TANDEM_DEVICE HeadTile head_tile(int number, int tiles, int all, int blocks, bool pairs) {
-    const int sorted_from = sorted_end ? paired_rounds(tiles, all, blocks, pairs) * blocks : all;
-    if (number < sorted_from) {
-      const int head = number / tiles;
-      return {head, ith_tile(number - head * tiles, tiles)};
-    }
-    // What the pairs leave: tiles [first, end) of one head, whose pairs were assigned from the outside
-    // inwards, and all tiles of the heads after it.
-    const int partly = sorted_from / tiles;
-    const int assigned = sorted_from - partly * tiles;
-    const int whole = all / tiles - partly - 1;
-    const int first = (assigned + 1) / 2;
-    const int end = tiles - assigned / 2;
-    int i = number - sorted_from;
-    if (i < first * whole) return {partly + 1 + i % whole, i / whole};
-    i -= first * whole;
-    if (i < (end - first) * (whole + 1)) return {partly + i % (whole + 1), first + i / (whole + 1)};
-    i -= (end - first) * (whole + 1);
-    return {partly + 1 + i % whole, end + i / whole};
-  }
-
-  /// `head` counts those of all batch entries.
-  static TANDEM_DEVICE void set_round(BackwardTile& t, int head, int tiles, int round, int blocks) {
-    if constexpr (C.schedule.staggered) {
-      t.tiles = tiles;
-      t.round_first = max(0, round * blocks - head * tiles);
-      t.round_last = min(tiles, (round + 1) * blocks - head * tiles) - 1;
-    }
-    if constexpr (!latest_first) return;
-    t.round_last = runs_backwards(round) ? (head + 1) * tiles - 1 - round * blocks : -1;
-    t.round_first = t.round_last - (blocks - 1);
-  }
-
-  /// Staggered: the tiles of a head begin at even distances. (The tiles of a round would be the better
-  /// choice, but dK and dV are summed in the order of query blocks, and must not depend on the rest of the
-  /// call.)
-  static TANDEM_DEVICE int start_of(const BackwardTile& t) {
-    return static_cast<int>(static_cast<i64>(t.n) * t.blocks.end / t.tiles);
-  }
-  /// How many of the head's tiles begin at query block m or earlier.
-  static TANDEM_DEVICE int begun_at(const BackwardTile& t, int m) {
-    return static_cast<int>(ceil_div(static_cast<i64>(m + 1) * t.tiles, static_cast<i64>(t.blocks.end)));
-  }
-  /// The query block of step m of the loop over query blocks, as the loader and the dQ writers see it. The
-  /// consumers simply count from the first to the last: staggered tiles have no mask, so consumers need not
-  /// know which block they have.
-  static TANDEM_DEVICE int passing(const BackwardTile& t, int m) {
-    if constexpr (!C.schedule.staggered) return m;
-    const int at = t.start + m;
-    return at < t.blocks.end ? at : at - t.blocks.end;
-  }
-
-  /// The number of key tiles that add to the dQ of query block m before tile n does, in a fixed order: the
-  /// semaphore's value at which tile n adds. Staggered, tiles of earlier rounds come first, then those that
-  /// begin at m or earlier, the latest first, then the others.
-  static TANDEM_DEVICE u32 additions_before(const BackwardTile& t, int m) {
-    if constexpr (C.schedule.staggered) {
-      const int in_round = t.round_last + 1 - t.round_first;
-      const int begun = min(max(begun_at(t, m), t.round_first), t.round_last + 1) - t.round_first;
-      const int ahead = begun - 1 - (t.n - t.round_first);
-      return static_cast<u32>(t.round_first + (ahead < 0 ? ahead + in_round : ahead));
-    }
-    const auto keys =
-        tile::BlockRange::of<C.tile_keys()>(t.visible, m * C.tiling.block_m, (m + 1) * C.tiling.block_m);
-    if constexpr (!latest_first) return static_cast<u32>(t.n - keys.first);
-    const int last = keys.end - 1;
-    if (t.n > t.round_last) return static_cast<u32>(last - t.n);
-    return static_cast<u32>(last - min(last, t.round_last) + t.n - max(keys.first, t.round_first));
-  }
 };
 
-/// The query blocks that a tile visits for one query head, as producer and dQ writers see them: visits
-/// [first, end), of all blocks that causal and window leave, or of those on the tile's list.
-template <BackwardConfig C>
+/// A query block, and whether a list says that the mask function hides nothing of it.
+struct QueryVisit {
+  int block;
+  bool whole;
+};
+/// The query blocks that a tile visits for one query head: visits [first, end), of all blocks that causal and
+/// window leave, or of those on the tile's list. The list's address and length are made again for every
+/// visit: kept, they take consumers 12 bytes of local memory (NVRTC 13.0). `uniform`: all lanes of a warp
+/// call.
+template <BackwardConfig C, bool uniform = false>
 struct QueryVisits {
-  const BackwardTile& t;
-  const u32* list = nullptr;  ///< the entries
-  int first;
-  int end;
+  static constexpr bool lists = C.functions.block_lists;
 
-  TANDEM_DEVICE QueryVisits(const BackwardKernelParams<C>& p, const BackwardTile& tile, int head)
-      : t(tile), first(tile.blocks.first), end(tile.blocks.end) {
-    if constexpr (C.functions.block_lists) {
-      list = tile::list_at(p.functions.lists, t.batch, head, t.n) + 1;
-      first = 0;
-      end = static_cast<int>(ptx::load_global(list - 1));
-    }
+  const BackwardKernelParams<C>& p;
+  const BackwardTile& t;
+  const int head;
+
+  TANDEM_DEVICE int first() const { return lists ? 0 : t.blocks.first; }
+  TANDEM_DEVICE int end() const {
+    if constexpr (lists) return static_cast<int>(entry(0));
+    return t.blocks.end;
   }
-  TANDEM_DEVICE int block(int visit) const {
-    if constexpr (C.functions.block_lists) return static_cast<int>(ptx::load_global(list + visit) / 2);
-    return BackwardTiles<C>::passing(t, visit);
+  TANDEM_DEVICE QueryVisit at(int visit) const {
+    if constexpr (lists) {
+      const u32 found = entry(1 + visit);
+      return {static_cast<int>(found / 2), found % 2 != 0};
+    }
+    return {visit, true};
+  }
+
+ private:
+  TANDEM_DEVICE u32 entry(int i) const {
+    const u32* const at = tile::list_at(p.functions.lists, t.batch, head, t.n) + i;
+    return uniform ? tile::uniform_entry(at) : ptx::load_global(at);
   }
 };
 
@@ -309,71 +161,12 @@ template <BackwardConfig C>
 TANDEM_DEVICE bool has_visits(const BackwardKernelParams<C>& p, const BackwardTile& t) {
   if constexpr (C.functions.block_lists) {
     const int group = p.heads_q / p.heads_kv;
-    u32 visits = 0;
+    int visits = 0;
 #pragma unroll 1
-    for (int g = 0; g < group; ++g)
-      visits |= ptx::load_global(tile::list_at(p.functions.lists, t.batch, t.head_kv * group + g, t.n));
-    return ptx::shuffle(visits, 0) != 0;
+    for (int g = 0; g < group; ++g) visits |= QueryVisits<C>{p, t, t.head_kv * group + g}.end();
+    return ptx::warp_uniform(visits) != 0;
   }
   return t.blocks.first < t.blocks.end;
-}
-
-/// A query block of one head, for the kernels before and after the main one.
-struct BackwardRows {
-  int head = 0;
-  int batch = 0;
-  int first = 0;  ///< row of the sequence
-  int begin_q = 0;
-  int seqlen_q = 0;
-  int end_q = 0;
-  i64 block = 0;  ///< in the workspace
-};
-
-/// Finds query block `number` for the kernels before and after the main one; false if it has no rows. The
-/// blocks are ordered by sequence and then by head, as the main kernel's tiles are. Of a packed tensor there
-/// are as many blocks as the heads have in the workspace, and sequence b has [first(b), first(b + 1)). The
-/// sequence is found by search: a CTA has one block, so it would otherwise walk all sequences for it.
-template <BackwardConfig C>
-TANDEM_DEVICE bool locate_rows(const BackwardParams& p, int number, BackwardRows& t) {
-  int m = 0;
-  if (C.mask.varlen && p.packed_q) {
-    const auto begin = [&](int b) { return tile::clamp_to(tile::length_at(p.cu_seqlens_q, b), 0, p.rows_q); };
-    const auto first = [&](int b) { return p.heads_q * first_query_block<C>(p, b, begin(b)); };
-    const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-    t.batch = tile::last_not_past(lane, p.batch + 1, number, first);
-    int from = first(t.batch);
-    int to = p.heads_q * p.q_blocks;
-    tile::SequenceRows rows{begin(t.batch), 0, p.rows_q};  // those past the last sequence
-    if (number < from) {                                   // those before the first
-      rows = {0, 0, rows.begin};
-      to = from;
-      from = 0;
-      t.batch = p.batch + 1;
-    } else if (t.batch < p.batch) {
-      rows = tile::sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, t.batch);
-      to = first(t.batch + 1);
-    }
-    if (number >= to) return false;  // offsets that descend, which are no sequences
-    const int of_head = (to - from) / p.heads_q;
-    t.head = (number - from) / of_head;
-    m = number - from - t.head * of_head;
-    t.begin_q = rows.begin;
-    t.seqlen_q = rows.used;
-    t.end_q = rows.end - rows.begin;
-  } else {
-    const int heads = p.heads_q * p.batch;
-    if (number >= heads * p.m_blocks) return false;
-    const int batch_head = number / p.m_blocks;
-    m = number - batch_head * p.m_blocks;
-    t.batch = batch_head / p.heads_q;
-    t.head = batch_head - t.batch * p.heads_q;
-    t.seqlen_q = t.end_q = p.rows_q;
-    if constexpr (C.mask.varlen)
-      t.seqlen_q = tile::sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, t.batch).used;
-  }
-  t.first = m * C.tiling.block_m;
-  t.block = workspace_block(p, t.head, first_query_block<C>(p, t.batch, t.begin_q) + m);
-  return t.first < t.end_q;
 }
 
 }  // namespace tandem

@@ -33,7 +33,7 @@ struct ByteTile {
     }
   }
 
-  /// The same by a map whose boxes have fewer rows, into the rows from `first` on.
+  /// Loads by a map whose boxes have fewer rows, into the rows from `first` on.
   TANDEM_DEVICE void load_rows(int first, const TensorMap& map, ptx::Mbarrier& bar, i32 row, i32 head,
                                i32 batch, ptx::CacheHint hint) {
 #pragma unroll

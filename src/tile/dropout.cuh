@@ -62,7 +62,7 @@ struct DropoutPlaces<true> {
     step = static_cast<u32>(ptx::load_global(place + 3));
   }
   TANDEM_DEVICE u32 query_at(int i) const { return query + step * static_cast<u32>(i); }
-  /// The same four keys of the call. They are four neighbours of the whole where `key` is a multiple of 4
+  /// Four keys of the call. They are four neighbours of the whole where `key` is a multiple of 4
   /// and the step is 1, for one call then as well; the branch is the same for all lanes.
   TANDEM_DEVICE u32 kept(const DropoutParams& d, u32 quad, u32 query_of_all, u32 entry) const {
     u32 kept = 0;

@@ -20,20 +20,31 @@ struct FragmentPosition {
   TANDEM_DEVICE int col(int j) const { return first_col + 8 * j; }
 };
 
-/// The maximum over the four lanes that hold a row; a NaN loses against a number.
-TANDEM_DEVICE float largest_of_quad(float x) {
-  x = ptx::fmax(x, ptx::shuffle_xor(x, 1));
-  return ptx::fmax(x, ptx::shuffle_xor(x, 2));
+/// The maximum over `lanes` neighbours; a NaN loses against a number.
+template <int lanes = warp_size>
+TANDEM_DEVICE float largest_of_lanes(float x) {
+#pragma unroll
+  for (int distance = 1; distance < lanes; distance *= 2) x = ptx::fmax(x, ptx::shuffle_xor(x, distance));
+  return x;
 }
-/// The same, but NaN if one of the values is.
+template <int lanes = warp_size>
+TANDEM_DEVICE float sum_of_lanes(float x) {
+#pragma unroll
+  for (int distance = 1; distance < lanes; distance *= 2) x += ptx::shuffle_xor(x, distance);
+  return x;
+}
+/// The maximum over the four lanes that hold a row.
+TANDEM_DEVICE float largest_of_quad(float x) {
+  return largest_of_lanes<4>(x);
+}
+/// The maximum over the four lanes, or NaN if one of the values is.
 TANDEM_DEVICE float largest_of_quad_nan(float x) {
   x = ptx::fmax_nan(x, ptx::shuffle_xor(x, 1));
   return ptx::fmax_nan(x, ptx::shuffle_xor(x, 2));
 }
 
 TANDEM_DEVICE float sum_of_quad(float x) {
-  x += ptx::shuffle_xor(x, 1);
-  return x + ptx::shuffle_xor(x, 2);
+  return sum_of_lanes<4>(x);
 }
 
 template <Element element>
@@ -55,6 +66,25 @@ template <typename T, int n>
 TANDEM_DEVICE void copy(T (&to)[n], const T (&from)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) to[i] = from[i];
+}
+
+template <int n>
+TANDEM_DEVICE void set_zero(float (&d)[n]) {
+#pragma unroll
+  for (float& x : d) x = 0.0F;
+}
+
+/// Multiplies accumulators [first, end) by their rows' factors.
+template <int n>
+TANDEM_DEVICE void scale_rows(float (&d)[n], const float (&factor)[2], int first = 0, int end = n) {
+#pragma unroll
+  for (int i = first; i < end; ++i) d[i] *= factor[i / 2 % 2];
+}
+/// Multiplies them where a row's maximum has moved, which it does in few blocks. A NaN, too, is not 1. All
+/// lanes of a warp call.
+template <int n>
+TANDEM_DEVICE void scale_moved_rows(float (&d)[n], const float (&factor)[2]) {
+  if (ptx::any_lane(!(factor[0] == 1.0F && factor[1] == 1.0F))) scale_rows(d, factor);
 }
 
 /// f32 accumulators to 16-bit: also exactly the register layout of WGMMA's A operand, four words a step of 16

@@ -210,10 +210,6 @@ TANDEM_DEVICE u32* list_of(const BlockLists& lists, const TileIndex& t) {
 TANDEM_DEVICE u32 uniform_entry(const u32* entry) {
   return ptx::shuffle(ptx::load_global(entry), 0);
 }
-/// Key blocks as they are counted in a tile's list. All lanes of a warp call.
-TANDEM_DEVICE BlockRange listed_blocks(const BlockLists& lists, const TileIndex& t) {
-  return {0, static_cast<int>(uniform_entry(list_of(lists, t))), 0, 0};
-}
 
 /// What functions keep of a thread's two rows for the time of a tile. Nothing without functions.
 template <Functions F, bool given = F.given()>
@@ -221,38 +217,12 @@ struct FunctionRows : DroppedRows<F.dropout, F.dropout_places> {
   using User = UserFunctions<F.digest>;
   typename User::Row own_rows[2];
   FunctionSequence own_sequence;
-  const u32* own_list = nullptr;  ///< with lists: of the tile
-  int own_left = 0;               ///< blocks of it that are yet to be visited
-  bool own_full = false;          ///< the mask function hides none of the block's pairs
-
-  /// The next block of the list, from the last keys on; `all.first` is set below it unless it is the last one
-  /// to come. All lanes of a warp call.
-  TANDEM_DEVICE void take_block(int& block, BlockRange& all) {
-    const u32 entry = uniform_entry(own_list + own_left);
-    --own_left;
-    block = static_cast<int>(entry / 2);
-    all.first = own_left > 0 ? -1 : block;
-    own_full = entry % 2 != 0;
-  }
-
-  /// Calls step(masked) for the rest of the list. All lanes of a warp call.
-  template <typename Step>
-  TANDEM_DEVICE void walk_list(int& block, BlockRange& all, const BlockRange& own, Step& step) {
-    while (own_left > 0) {
-      take_block(block, all);
-      step(!own_full || block >= own.inner_end || block < own.inner_first);
-    }
-  }
 
   /// `first` is the query that the thread's warpgroup begins with.
   template <Tiling T, typename Params>
   TANDEM_DEVICE void take_rows(const Params& p, const TileIndex& t, int first,
                                const FragmentPosition& position) {
     own_sequence = {&p.functions, t.batch, t.seqlen_q, t.seqlen_k};
-    if constexpr (F.block_lists) {
-      own_list = list_of(p.functions.lists, t);
-      own_left = listed_blocks(p.functions.lists, t).end;
-    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const TileRow row = row_at<T>(p, t, first, position.row(h));

@@ -41,7 +41,7 @@ struct KeyOperands {
     for (int s = 0; s < steps; ++s) load_rows_operand(q, 0, col / 16 + s, lane, a[s]);
   }
 
-  /// Of K in Q K^T: rows [row, row + 16), from column `col` on.
+  /// Operands of K in Q K^T: rows [row, row + 16), from column `col` on.
   template <typename Keys>
   static TANDEM_DEVICE void load_keys(const Keys& keys, int row, int col, int lane, u32 (&b)[steps][4]) {
     u32 w[4];
@@ -50,8 +50,8 @@ struct KeyOperands {
     for (int i = 0; i < 4; ++i) widen_four<type, element>(b[i % 2][i / 2 * 2], b[i % 2][i / 2 * 2 + 1], w[i]);
   }
 
-  /// Of V in P V: rows [row, row + 16), from column `col` on, times `scales`: none, or those of the lane's
-  /// rows 2 i, 2 i + 1 and the same + 8, where i is the lane's number in its quad.
+  /// Operands of V in P V: rows [row, row + 16), from column `col` on, times `scales`: none, or those of
+  /// the lane's rows 2 i, 2 i + 1 and the same + 8, where i is the lane's number in its quad.
   template <typename Values, typename... Scales>
   static TANDEM_DEVICE void load_values(const Values& values, int row, int col, int lane, u32 (&b)[steps][4],
                                         const Scales&... scales) {

@@ -9,8 +9,7 @@
 
 namespace tandem::tile {
 
-/// The coordinates of key `key` of the sequence. They are three functions, not one that returns three
-/// numbers: ptxas schedules the producer's loop differently if the numbers are found at one place.
+/// The coordinates of key `key` of the sequence.
 TANDEM_DEVICE int key_row(const TileIndex& t, int key) {
   return t.begin_k + key;
 }
@@ -65,7 +64,7 @@ struct PageDivider {
 
   TANDEM_DEVICE explicit PageDivider(int rows)
       : page_size(rows), reciprocal(0xFFFFFFFFU / static_cast<u32>(rows)) {}
-  /// Of a number that is not negative.
+  /// Divides a number that is not negative.
   TANDEM_DEVICE int divide(int at) const {
     const int low = static_cast<int>(static_cast<u64>(static_cast<u32>(at)) * reciprocal >> 32);
     return at - low * page_size >= page_size ? low + 1 : low;
@@ -93,7 +92,7 @@ TANDEM_DEVICE PagePlace page_place(const ForwardParams& p, const TileIndex& t, c
   return {at < end ? page_at(p.pages, t.batch, number) : -1, at - number * divider.page_size};
 }
 
-/// The same as load_keys from pages, box by box; all lanes of a warp call. `place`: of the lane's first box.
+/// Starts loading keys from pages, box by box; all lanes of a warp call. `place`: of the lane's first box.
 /// Behind padding boxes have one row, since a block of keys may then begin anywhere in a page.
 template <KeySource keys = KeySource::pages, typename Tile>
 TANDEM_DEVICE void load_pages(Tile& to, const TensorMap& map, ptx::Mbarrier& full, const ForwardParams& p,
@@ -106,8 +105,7 @@ TANDEM_DEVICE void load_pages(Tile& to, const TensorMap& map, ptx::Mbarrier& ful
   }
 }
 
-/// The scale of a tile's keys, where they have one: a base of the consumer, since a local of its compute()
-/// would change the machine code of Configs that do not read it.
+/// The scale of a tile's keys, where they have one.
 template <bool used>
 struct KeyScale {
   float key_scale = 1.0F;

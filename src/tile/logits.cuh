@@ -30,6 +30,12 @@ TANDEM_DEVICE void transform_scores(float (&s)[n], float scale, float softcap) {
   }
 }
 
+/// What the softmax multiplies such scores by, in the exponent to base 2.
+template <ScoreTransform transform>
+TANDEM_DEVICE float scale_log2_of(const ForwardParams& p) {
+  return (transform == ScoreTransform::raw ? p.scale : 1.0F) * log2_e;
+}
+
 /// Caps the scores of the 8-bit forward kernel. In the exponent of tanh, `unit` multiplies the scores of a
 /// row, and `shift` stands for K's mean, which was removed. The result is in units of the logarithm to base
 /// 2, as `cap` is.

@@ -51,6 +51,7 @@ struct BlockRange {
     r.inner_end = max(v.end_key(first_query), 0) / block_n;
     return r;
   }
+  TANDEM_DEVICE bool needs_mask(int block) const { return block >= inner_end || block < inner_first; }
 };
 
 /// Calls step(masked) for each key block from `block` down to the first of `all`, the tile's range. `own` is

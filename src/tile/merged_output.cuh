@@ -19,6 +19,22 @@ TANDEM_DEVICE void merge_vectors(const ptx::Float4* from, ptx::Float4* to, int s
   }
 }
 
+/// Ends a tile, part `part` of one, or its split at `place`. `split`: tiles may have parts.
+template <Tiling T, bool invariant, int columns>
+template <bool split>
+TANDEM_DEVICE void Output<T, invariant, columns>::store(const TileIndex& t, float (&o)[outputs],
+                                                        const OnlineSoftmax& softmax, int part,
+                                                        const MergePlace& place) {
+  if (split && part != whole_tile) {
+    if constexpr (invariant) return store_split(t, o, softmax, place, part);
+    store_part(t, o, softmax, part);
+  } else if constexpr (invariant) {
+    store_merged<split>(t, o, softmax, place);
+  } else {
+    store(t, o, softmax);
+  }
+}
+
 // ---- Where CTAs share the splits of a tile ----
 
 /// Merges a split with others of its part. Splits, and levels of groups but the last, have places for each

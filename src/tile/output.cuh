@@ -46,9 +46,12 @@ struct Output : FirstColumn<columns == T.head_dim_v> {
 
   template <bool checked = true>
   TANDEM_DEVICE void store(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax);
+  template <bool split>
+  TANDEM_DEVICE void store(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax, int part,
+                           const MergePlace& place);
   TANDEM_DEVICE void store_words(const TileIndex& t, const float (&o)[outputs], const float (&factor)[2],
                                  bool vectors);
-  /// Of a tile, or of part `part` of one, whose queries see no key. `split`: tiles may have parts.
+  /// Writes a tile, or part `part` of one, whose queries see no key. `split`: tiles may have parts.
   template <bool split>
   TANDEM_DEVICE void store_unseeing(const TileIndex& t, int part) {
     if (split && part != whole_tile) {
@@ -85,25 +88,19 @@ struct Output : FirstColumn<columns == T.head_dim_v> {
   TANDEM_DEVICE PartSum* sum_of(int part, int row) const;
   TANDEM_DEVICE void store_columns(u16* at, int left, const ptx::Vec4& words, bool vectors);
   TANDEM_DEVICE void store_columns(float* at, int left, const u32 (&words)[8], bool vectors);
+  TANDEM_DEVICE void store_floats(float* at, int left, const float (&o)[outputs], int first, float factor,
+                                  bool empty, bool vectors);
   TANDEM_DEVICE void store_zeros(OutElement<T>* at, int left);
   TANDEM_DEVICE OutElement<T>* out_row(const TileIndex& t, int query, int head) const;
-  /// Query and query head of row `row` of the warpgroup. What a row of one head is stands here as it did
-  /// without tile/rows.cuh: a function more changes ptxas's schedule of all kernels.
-  TANDEM_DEVICE int query_of(const TileIndex& t, int row) const {
-    if constexpr (!T.heads_as_rows) return t.m * T.block_m + warpgroup * 64 + row;
-    return row_at<T>(p, t, first_query<T>(p, t.m, warpgroup), row).query;
+  /// Query and query head of row `row` of the warpgroup.
+  TANDEM_DEVICE TileRow row_of(const TileIndex& t, int row) const {
+    return row_at<T>(p, t, first_query<T>(p, t.m, warpgroup), row);
   }
-  TANDEM_DEVICE int head_of(const TileIndex& t, int row) const {
-    if constexpr (!T.heads_as_rows) return t.head;
-    return row_at<T>(p, t, 0, row).head;
-  }
-  /// The sink of its head; 0 without sinks.
-  TANDEM_DEVICE float sink_of(const TileIndex& t, int row) const {
-    return p.sink != nullptr ? ptx::load_global(p.sink + head_of(t, row) * p.sink_stride) : 0.0F;
-  }
+  TANDEM_DEVICE int query_of(const TileIndex& t, int row) const { return row_of(t, row).query; }
   /// How many rows, from the first on, are of queries before `end`, with those that are none.
   TANDEM_DEVICE int rows_until(const TileIndex& t, int end) const {
-    return min(queries_of_unit<T>(p), end - first_query<T>(p, t.m, warpgroup)) * p.row_heads;
+    return min(queries_of_unit<T>(p), end - first_query<T>(p, t.m, warpgroup)) *
+           (T.heads_as_rows ? p.row_heads : 1);
   }
   TANDEM_DEVICE void store_lse(const TileIndex& t, int query, int head, float value);
 };
@@ -147,7 +144,7 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_columns(u16* at, int lef
   }
 }
 
-/// The same of f32: two 16-byte stores.
+/// Eight columns of f32: two 16-byte stores.
 template <Tiling T, bool invariant, int columns>
 TANDEM_DEVICE void Output<T, invariant, columns>::store_columns(float* at, int left, const u32 (&words)[8],
                                                                 bool vectors) {
@@ -180,20 +177,16 @@ TANDEM_DEVICE void Output<T, invariant, columns>::finish(const TileIndex& t, con
                                                          float (&factor)[2]) {
   const FragmentPosition position(thread);
   const bool has_sink = p.sink != nullptr;
-  const float sink_log2 = (T.heads_as_rows ? false : has_sink)
-                              ? ptx::load_global(p.sink + t.head * p.sink_stride) * log2_e
-                              : 0.0F;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int query = query_of(t, position.row(h));
-    float lse = rows[h].template finish<checked>(
-        has_sink, T.heads_as_rows ? sink_of(t, position.row(h)) * log2_e : sink_log2, factor[h]);
+    const auto [query, head] = row_of(t, position.row(h));
+    const float sink = has_sink ? ptx::load_global(p.sink + head * p.sink_stride) : 0.0F;
+    float lse = rows[h].template finish<checked>(has_sink, sink * log2_e, factor[h]);
     if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
       factor[h] = 0.0F;
       lse = -ptx::infinity();
     }
-    if (column == 0 && query < t.end_q && thread % 4 == 0)
-      store_lse(t, query, head_of(t, position.row(h)), lse);
+    if (column == 0 && query < t.end_q && thread % 4 == 0) store_lse(t, query, head, lse);
   }
 }
 
@@ -222,6 +215,24 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store(const TileIndex& t, floa
   }
 }
 
+/// Eight columns of a row in f32, of which a quad's lanes hold two each of every eight from accumulator
+/// `first` on, times `factor`; zeros if `empty`, whatever they hold.
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE void Output<T, invariant, columns>::store_floats(float* at, int left, const float (&o)[outputs],
+                                                               int first, float factor, bool empty,
+                                                               bool vectors) {
+  u32 even[4];
+  u32 odd[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    even[j] = empty ? 0U : ptx::bits_of(o[first + 4 * j] * factor);
+    odd[j] = empty ? 0U : ptx::bits_of(o[first + 4 * j + 1] * factor);
+  }
+  transpose_quad(even, thread % 4);
+  transpose_quad(odd, thread % 4);
+  store_columns(at, left, {even[0], odd[0], even[1], odd[1], even[2], odd[2], even[3], odd[3]}, vectors);
+}
+
 template <Tiling T, bool invariant, int columns>
 TANDEM_DEVICE void Output<T, invariant, columns>::store_words(const TileIndex& t, const float (&o)[outputs],
                                                               const float (&factor)[2], bool vectors) {
@@ -229,26 +240,14 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_words(const TileIndex& t
   const FragmentPosition position(thread);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int query = query_of(t, position.row(h));
+    const auto [query, head] = row_of(t, position.row(h));
     const int first_col = column + 8 * quad_lane;
-    auto* const first = out_row(t, query, head_of(t, position.row(h))) + first_col;
+    auto* const first = out_row(t, query, head) + first_col;
     const int left = query < t.end_q ? p.head_dim_v - first_col : 0;
 #pragma unroll
     for (int g = 0; g < columns / 32; ++g) {
       if constexpr (T.f32_out) {
-        // As in store_part: a function that both call changes ptxas's schedule of kernels with splits.
-        u32 even[4];
-        u32 odd[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int i = 4 * (4 * g + j) + 2 * h;
-          even[j] = ptx::bits_of(o[i] * factor[h]);
-          odd[j] = ptx::bits_of(o[i + 1] * factor[h]);
-        }
-        transpose_quad(even, quad_lane);
-        transpose_quad(odd, quad_lane);
-        store_columns(first + 32 * g, left - 32 * g,
-                      {even[0], odd[0], even[1], odd[1], even[2], odd[2], even[3], odd[3]}, vectors);
+        store_floats(first + 32 * g, left - 32 * g, o, 16 * g + 2 * h, factor[h], false, vectors);
       } else {
         u32 words[4];
 #pragma unroll
@@ -270,8 +269,8 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_empty(const TileIndex& t
   const int first = t.m * T.block_m + warpgroup * 64;
   const int rows = min(64, t.end_q - first);
   constexpr int units = T.head_dim_v / 8;
-  // One thread writes each row's LSE. Inside the loop below it cost kernels of 256 columns 150 bytes of
-  // stack.
+  // One thread writes each row's LSE. Inside the loop below, and with rows found as heads as rows are,
+  // kernels of 256 columns have 150 bytes of local memory (NVRTC 13.0).
   if (thread < rows) store_lse(t, first + thread, t.head, -ptx::infinity());
   for (int i = thread; i < rows * units; i += warpgroup_size) {
     const int query = first + i / units;
@@ -280,13 +279,12 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_empty(const TileIndex& t
   }
 }
 
-/// The same of heads as rows, of which some may be none.
+/// Writes such a tile of heads as rows, of which some may be none.
 template <Tiling T, bool invariant, int columns>
 TANDEM_DEVICE void Output<T, invariant, columns>::store_empty_heads(const TileIndex& t) {
   constexpr int units = T.head_dim_v / 8;
   for (int i = thread; i < rows_until(t, t.end_q) * units; i += warpgroup_size) {
-    const int query = query_of(t, i / units);
-    const int head = head_of(t, i / units);
+    const auto [query, head] = row_of(t, i / units);
     const int col = i % units * 8;
     if (query >= t.end_q) continue;
     if (col == 0) store_lse(t, query, head, -ptx::infinity());
@@ -327,11 +325,11 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_part(const TileIndex& t,
     const int row = warpgroup * 64 + position.row(h);
     const RowSum own = softmax.row(h);
     const bool empty = own.has_seen_nothing();  // O is then 0, whatever a NaN in V has made of it
-    // A product, since stores of accumulators as they are make ptxas serialise kernels that convert keys.
+    // A product, since of accumulators that are stored as they are ptxas (NVRTC 13.0) serialises the products
+    // in kernels that convert keys.
     float factor[1] = {empty ? 0.0F : 1.0F};
     ptx::pin_registers(factor);
-    const int query = T.heads_as_rows ? query_of(t, position.row(h)) : t.m * T.block_m + row;
-    const bool used = query < t.seqlen_q;
+    const bool used = query_of(t, position.row(h)) < t.seqlen_q;
     const i64 at = part_row(part, row);
     if constexpr (invariant) {
       if (used && quad_lane == 0) store_sum(part, row, own);
@@ -341,20 +339,7 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_part(const TileIndex& t,
     float* const out = p.part_out + at * T.head_dim_v + column + 8 * quad_lane;
 #pragma unroll
     for (int g = 0; g < columns / 32; ++g) {
-      u32 even[4];
-      u32 odd[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int i = 4 * (4 * g + j) + 2 * h;
-        even[j] = empty ? 0U : ptx::bits_of(o[i] * factor[0]);
-        odd[j] = empty ? 0U : ptx::bits_of(o[i + 1] * factor[0]);
-      }
-      transpose_quad(even, quad_lane);
-      transpose_quad(odd, quad_lane);
-      if (!used) continue;
-      auto* const words = reinterpret_cast<ptx::Vec4*>(out + 32 * g);
-      ptx::store_global(words, ptx::Vec4{even[0], odd[0], even[1], odd[1]});
-      ptx::store_global(words + 1, ptx::Vec4{even[2], odd[2], even[3], odd[3]});
+      store_floats(out + 32 * g, used ? 8 : 0, o, 16 * g + 2 * h, factor[0], empty, true);
     }
   }
 }
@@ -362,8 +347,7 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_part(const TileIndex& t,
 /// Writes a part of the keys of which no query of the tile sees any: no sum, and an O of 0.
 template <Tiling T, bool invariant, int columns>
 TANDEM_DEVICE void Output<T, invariant, columns>::store_empty_part(const TileIndex& t, int part) {
-  const int rows =
-      T.heads_as_rows ? rows_until(t, t.seqlen_q) : min(64, t.seqlen_q - t.m * T.block_m - warpgroup * 64);
+  const int rows = rows_until(t, t.seqlen_q);
   const i64 at = part_row(part, warpgroup * 64);
   if (thread < rows) ptx::store_global<PartSum>(p.part_sums + at + thread, PartMerge());
   auto* const words = reinterpret_cast<ptx::Vec4*>(p.part_out + at * T.head_dim_v);

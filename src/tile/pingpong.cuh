@@ -6,22 +6,32 @@
 
 namespace tandem::tile {
 
-/// Named barriers of the forward kernels. Barriers 1 to 3 each admit one consumer warpgroup to the tensor
-/// cores; barrier 4 joins all consumers.
-constexpr int barrier_pingpong_first = 1;
-constexpr int barrier_consumers = 4;
+/// Named barriers of the forward kernels.
+enum ForwardBarrier : int {
+  barrier_pingpong = 1,   ///< one for each consumer warpgroup, which it admits to the tensor cores
+  barrier_consumers = 4,  ///< joins all consumers; in `forward_wide` one for each warpgroup that has O
+};
+
+/// Clears rows of a tile of V from `first` on. All consumers call, and meet.
+template <int consumers, typename Tile>
+TANDEM_DEVICE void clear_tail(Tile& tile, int first, int warpgroup, int thread) {
+  constexpr int threads = consumers * warpgroup_size;
+  tile.zero_rows(first, warpgroup * warpgroup_size + thread, threads);
+  ptx::fence_async_shared();
+  ptx::named_barrier_sync(barrier_consumers, threads);
+}
 
 /// Waits until the warpgroup before this one has issued its products.
 template <bool pingpong>
 TANDEM_DEVICE void pingpong_wait(int warpgroup) {
-  if constexpr (pingpong) ptx::named_barrier_sync(barrier_pingpong_first + warpgroup, 2 * warpgroup_size);
+  if constexpr (pingpong) ptx::named_barrier_sync(barrier_pingpong + warpgroup, 2 * warpgroup_size);
 }
 /// Lets the warpgroup after this one issue its products.
 template <bool pingpong, int consumers>
 TANDEM_DEVICE void pingpong_pass(int warpgroup) {
   if constexpr (pingpong) {
     const int next = warpgroup + 1 == consumers ? 0 : warpgroup + 1;
-    ptx::named_barrier_arrive(barrier_pingpong_first + next, 2 * warpgroup_size);
+    ptx::named_barrier_arrive(barrier_pingpong + next, 2 * warpgroup_size);
   }
 }
 

@@ -64,7 +64,7 @@ struct Ring {
   }
 };
 
-/// The same in each CTA of a cluster of two whose producers copy to both: a buffer is free when the consumers
+/// A ring in each CTA of a cluster of two whose producers copy to both: a buffer is free when the consumers
 /// of both have released it, and full when the copies of both have come. Those of the other CTA may come
 /// before this one has announced them: its arrival is what keeps the phase open. Consumers do no more than
 /// read, or have fenced what they wrote for the tensor cores.

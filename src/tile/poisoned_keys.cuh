@@ -1,4 +1,5 @@
-// Keys that are not finite, in the main backward kernel: cleared, for dQ, and marked by their scores' scale.
+// Rows that the main backward kernels clear in shared memory, since 0 * NaN is NaN: of keys that are not
+// finite, which are also marked by their scores' scale, and of queries that see no key.
 #pragma once
 
 #include "ops/backward/config.hpp"
@@ -14,6 +15,35 @@ TANDEM_DEVICE void set_scale(Consumer& c, int h, float value) {
   if (c.thread % 4 == 0 && (C.owns_keys() || c.warpgroup == 0))
     ptx::store_shared(c.shared.key_scale_log2 + c.key_at() + c.position.row(h), value);
 }
+/// Clears the rows of a block's Q and dO whose LSE says that they see no key, which with functions may be
+/// any. Each warp looks at the LSE of the whole block, so that all find the same rows; `ready` waits for dO.
+/// True if there are any: then all that compute have to meet.
+template <int rows, typename QTile, typename DoutTile, typename Ready>
+TANDEM_DEVICE bool clear_blind_queries(const float (&lse)[rows], QTile& q, DoutTile& dout, int among,
+                                       int threads, const Ready& ready) {
+  constexpr int words = rows / warp_size;
+  u32 blind[words];
+  u32 any = 0;
+#pragma unroll
+  for (int i = 0; i < words; ++i) {
+    blind[i] = ptx::ballot(ptx::load_shared(lse + i * warp_size + among % warp_size) == ptx::infinity());
+    any |= blind[i];
+  }
+  if (ptx::reduce_or(any) == 0) return false;
+  ready();
+#pragma unroll
+  for (int i = 0; i < words; ++i) {
+#pragma unroll 1
+    for (int bit = 0; bit < warp_size; ++bit) {
+      if ((blind[i] >> bit & 1U) == 0) continue;
+      const int row = i * warp_size + bit;
+      q.zero_rows(row, row + 1, among, threads);
+      dout.zero_rows(row, row + 1, among, threads);
+    }
+  }
+  return true;
+}
+
 /// Clears keys that are not finite. dQ = dS K multiplies a key by 0 for queries from which it is hidden. So a
 /// row of K that is not finite becomes 0, and the scale of its scores becomes NaN, which reaches the queries
 /// that see it. The search costs a read of the tile, during the loads of V and Q. `Consumer` is a

@@ -1,6 +1,6 @@
 // Scales by row of K and V of 8 bits: one for each key and KV head, addressed as the keys are.
 //
-// Those of K are factors of the columns of S, which rounds nothing and leaves the LSE its digits: the
+// Scales of K are factors of the columns of S, which rounds nothing and leaves the LSE its digits: the
 // converter puts a block's into shared memory, beside the tile. Those of V go into V as it is widened, which
 // rounds it to 16 bits as a cache of 16 bits would have it, and leaves the chain of softmax and products
 // alone.

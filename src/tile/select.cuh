@@ -3,11 +3,6 @@
 
 namespace tandem {
 
-template <bool b>
-struct Truth {
-  static constexpr bool value = b;
-};
-
 template <bool condition, typename Then, typename Else>
 struct Select {
   using type = Then;

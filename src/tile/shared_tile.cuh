@@ -34,7 +34,7 @@ struct SharedTile {
     }
   }
 
-  /// The same by a map whose boxes have fewer rows, into the rows from `first` on.
+  /// Loads by a map whose boxes have fewer rows, into the rows from `first` on.
   TANDEM_DEVICE void load_rows(int first, const TensorMap& map, ptx::Mbarrier& bar, i32 row, i32 head,
                                i32 batch, ptx::CacheHint hint) {
 #pragma unroll
@@ -70,9 +70,9 @@ struct SharedTile {
     return data + col / strip_cols * strip_bytes + row * row_bytes + unit * 16;
   }
 
-  /// The same of row `row + lane_row`, column `col + lane_col`: `row` is a multiple of 8, `col` of 8 and more
-  /// than `lane_col` is, which differ between lanes. The swizzle is an exclusive or, so that what the lane
-  /// adds is one register for all rows and columns.
+  /// The address of row `row + lane_row`, column `col + lane_col`: `row` is a multiple of 8, `col` of 8
+  /// and more than `lane_col` is, which differ between lanes. The swizzle is an exclusive or, so that what
+  /// the lane adds is one register for all rows and columns.
   TANDEM_DEVICE char* address(int row, int col, u32 lane_row, u32 lane_col) {
     constexpr u32 units = row_bytes / 16;
     const u32 of_lane = lane_row * row_bytes + (lane_col / 8 ^ (lane_row * units / 8 & (units - 1))) * 16;

@@ -122,13 +122,6 @@ struct OnlineSoftmax {
     }
   }
 
-  /// The same of row `h`, to the references of what others have seen.
-  TANDEM_DEVICE void raise(int h, float others, float& rescale) {
-    const float moved = ptx::fmax(reference[h], others);
-    rescale = ptx::exp2(reference[h] - shift(moved));
-    reference[h] = moved;
-  }
-
   /// Turns the scores into exponentials in place, a quarter at a time; `total` are their sums. `beside(i)` is
   /// called behind quarter i, for what may run among the exponentials of the next.
   ///
@@ -172,10 +165,22 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) sum[h] = ptx::fma(sum[h], rescale[h], total[h]);
   }
-  /// The same where the references stayed.
+  /// Adds them where the references stayed.
   TANDEM_DEVICE void add(const float (&total)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) sum[h] += total[h];
+  }
+
+  /// One block: raises the references as `update` does, turns the scores into exponentials, and adds these.
+  /// `near`: the scores of far rows are brought near.
+  template <bool near = false, int n>
+  TANDEM_DEVICE void add_block(float (&s)[n], float (&rescale)[2], float scale_log2) {
+    float total[2];
+    update(s, rescale, scale_log2);
+    float subtract[2] = {shift(reference[0]), shift(reference[1])};
+    if constexpr (near) bring_near(s, subtract, scale_log2);
+    exponentials(s, total, subtract, scale_log2, [](int) {});
+    add(total, rescale);
   }
 
   /// Lazy rescaling: whether a block's exponentials, relative to the reference of the blocks before it, are
@@ -184,10 +189,9 @@ struct OnlineSoftmax {
   /// NaN counts as too large, since a sum of infinities may be NaN.
   TANDEM_DEVICE bool outgrown(const float (&total)[2]) const {
     constexpr float limit = 64.0F;
-    return !(total[0] <= limit) || !(total[1] <= limit) || reference[0] == -ptx::infinity() ||
-           reference[1] == -ptx::infinity();
+    return !(total[0] <= limit) || !(total[1] <= limit) || has_unseeing();
   }
-  /// Whether one of the rows has seen no key. (Called above, ptxas makes other code of it.)
+  /// Whether one of the rows has seen no key.
   [[nodiscard]] TANDEM_DEVICE bool has_unseeing() const {
     return reference[0] == -ptx::infinity() || reference[1] == -ptx::infinity();
   }

@@ -140,7 +140,7 @@ struct SplitLine {
     u32 none = 0;
     search<false>(at, t, start, cost, none);
   }
-  /// The same of the `number`-th tile; false if there are fewer. Once.
+  /// Locates the `number`-th tile; false if there are fewer. Once.
   TANDEM_DEVICE bool locate_tile(u32 number, TileIndex& t, u32& start, u32& cost) {
     u32 items = 0;
     return search<true>(number, t, start, cost, items);

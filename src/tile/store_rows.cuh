@@ -113,7 +113,7 @@ TANDEM_DEVICE void store_floats_as(const RowsOf<float>& target, const float (&d)
   }
 }
 
-/// The same in f32. The four lanes of a quad store 32 contiguous bytes of a row: a sector of L2. What rows
+/// Writes it in f32. The four lanes of a quad store 32 contiguous bytes of a row: a sector of L2. What rows
 /// are is tested once, here too: otherwise ptxas spills.
 template <Element /*element*/, int n>
 TANDEM_DEVICE void store_rows(const RowsOf<float>& target, const float (&d)[n], float factor, int row,

@@ -60,7 +60,7 @@ struct TileSoftmax {
   TANDEM_DEVICE void find_maximum(const float (&s)[n], const float (&unit)[units]) {
     LazySoftmax<false>::find_maximum(maximum, s, unit);
   }
-  /// The same of integer scores: one instruction compares two of them.
+  /// The maximum of integer scores: one instruction compares two of them.
   template <int n, int units>
   TANDEM_DEVICE void find_maximum(const i32 (&s)[n], const float (&unit)[units]) {
     i32 m[2];

@@ -172,12 +172,4 @@ namespace tandem {
 template <ForwardConfig C>
 using ForwardMaskParams = typename Select<C.mask.by_sequence, ForwardParamsBySequence, ForwardParams>::type;
 
-/// The tiles that a CTA computes.
-template <ForwardConfig C>
-using ForwardTiles = typename Select<
-    C.schedule.split, tile::SplitQueryTiles<C.tiling, C.mask, C.keys, C.schedule.invariant, C.pairs>,
-    typename Select<C.schedule.invariant,
-                    tile::QueryTilesBySplit<C.tiling, C.mask, C.schedule.dynamic, C.keys>,
-                    tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic, C.keys>>::type>::type;
-
 }  // namespace tandem

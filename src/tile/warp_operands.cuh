@@ -18,7 +18,7 @@ struct OperandsFrom {
   u32 row = 0;
   u32 col = 0;
 
-  /// Of part `part` of a tile's columns, `width` each. `rest`: what of it is not in the register.
+  /// Part `part` of a tile's columns, `width` each. `rest`: what of it is not in the register.
   template <typename Tile, int width>
   static TANDEM_DEVICE OperandsFrom columns(int part, int& rest) {
     rest = 0;

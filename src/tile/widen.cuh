@@ -54,7 +54,7 @@ TANDEM_DEVICE void widen_four(u32& low, u32& high, u32 four) {
   }
 }
 
-/// The same times their scales, which alternate, rounded to 16 bits: `scales[0]` is that of the first.
+/// Widens them times their scales, which alternate, rounded to 16 bits: `scales[0]` is that of the first.
 template <OperandType type, Element element>
 TANDEM_DEVICE void widen_four(u32& low, u32& high, u32 four, const float (&scales)[2]) {
   u32* const words[2] = {&low, &high};

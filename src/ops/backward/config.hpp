@@ -53,7 +53,7 @@ struct BackwardConfig {
 
   constexpr bool operator==(const BackwardConfig&) const = default;
   [[nodiscard]] constexpr bool of_sm80() const { return family == Family::sm80; }
-  /// Of the family sm80 all warps load and compute.
+  /// In the family sm80 all warps load and compute.
   [[nodiscard]] constexpr int threads() const { return 128 * (of_sm80() ? consumers : consumers + 1); }
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers); }
   /// P and dS differ by more than a factor of the row: dS is made from P times a slope, or before dropout.
@@ -168,7 +168,7 @@ struct BackwardParams {
   float softcap;
   bool packed_q;
   bool packed_k;
-  bool pairs;         ///< causal tiles are assigned in pairs (backward_tiles.cuh)
+  bool pairs;         ///< causal tiles are assigned in pairs (backward_order.cuh)
   bool rows_vectors;  ///< rows of out and dout allow 16-byte loads
   bool dq_vectors;    ///< rows of dq allow 16-byte stores
   bool dk_vectors;

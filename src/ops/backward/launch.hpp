@@ -44,7 +44,7 @@ WithAddresses<WithFunctions<BackwardParams>> with_functions(const Sm80BackwardPa
 std::int64_t backward_tile_count(const Problem& problem, const BackwardConfig& config);
 std::int64_t backward_rows_count(const Problem& problem, const BackwardConfig& config);
 
-/// Whether causal tiles are assigned in pairs (backward_tiles.cuh): not with many more keys than queries and
+/// Whether causal tiles are assigned in pairs (backward_order.cuh): not with many more keys than queries and
 /// few tiles or heads.
 bool causal_pairs(const Problem& problem, const BackwardConfig& config);
 

@@ -58,11 +58,11 @@ struct ForwardConfig {
   ScoreTransform transform = ScoreTransform::raw;
   ForwardSchedule schedule{};
   Family family = Family::sm90;
-  /// Of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory, in `decode` in
-  /// registers; their scales, by (batch, KV head), are factors of the scores and of O
+  /// The type of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory, in
+  /// `decode` in registers; their scales, by (batch, KV head), are factors of the scores and of O
   /// (WithKeyScales<Params>).
   OperandType key_type = OperandType::input;
-  /// Of K or V of 8 bits: a scale for each key and KV head. K's are factors of the columns of S, V's of its
+  /// K and V have 8 bits: a scale for each key and KV head. K's are factors of the columns of S, V's of its
   /// rows, as these become 16-bit ones (WithRowScales<Params>).
   bool row_scales = false;
   bool wide = false;    ///< the kernel `forward_wide`, of a tile of 64 rows
@@ -128,7 +128,7 @@ constexpr int key_groups(const ForwardConfig& c) {
   if (!c.wide || c.tiling.head_dim_v > c.tiling.head_dim_qk) return 1;
   return c.tiling.head_dim_v / wide_product_columns(c) + (c.tiling.head_dim_qk > c.tiling.head_dim_v ? 1 : 0);
 }
-/// Those that are loaded by themselves.
+/// Groups that are loaded by themselves.
 constexpr int loaded_key_groups(const ForwardConfig& c) {
   return c.v_in_k ? key_groups(c) : 1;
 }
@@ -324,7 +324,7 @@ struct WithRowScales : Params {
   RowScales k_row_scale, v_row_scale;
 };
 
-/// Of the family sm80, which reads no tensor map. Behind functions, which `list_blocks` reads too.
+/// For the family sm80, which reads no tensor map. Behind functions, which `list_blocks` reads too.
 template <typename Params>
 struct WithValueAddress : Params {
   const void* v_data;

@@ -30,7 +30,7 @@ struct PackParams {
   int pitch;  ///< head_dim rounded up to 8; the difference is filled with zeros
 };
 
-/// The same of queries in e4m3. Their scale is a factor of the scores as k's is: where both have one, the
+/// Makes 16-bit queries of e4m3. Their scale is a factor of the scores as k's is: where both have one, the
 /// kernel writes the products, (sequences, heads_kv).
 struct WidenParams : PackParams {
   HeadScales q_scale, k_scale;

@@ -4,7 +4,7 @@
 
 #include "ops/backward/config.hpp"
 #include "ptx/barrier.cuh"
-#include "tile/backward_tiles.cuh"
+#include "tile/backward_rows.cuh"
 #include "tile/select.cuh"
 #include "tile/softmax.cuh"
 #include "tile/store_rows.cuh"

@@ -5,7 +5,7 @@
 #include "ops/backward/config.hpp"
 #include "ptx/barrier.cuh"
 #include "ptx/math.cuh"
-#include "tile/backward_tiles.cuh"
+#include "tile/backward_rows.cuh"
 #include "tile/softmax.cuh"
 
 namespace tandem {

@@ -61,31 +61,11 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
     this->take_keys(p, t, key_at(), position);
     return Base::take_visit(t, at.visit);
   }
-  /// Clears rows of Q and dO whose LSE says that they see no key, which with functions may be any: 0 * NaN is
-  /// NaN. Each warp looks at the LSE of the whole block, so that all find the same rows.
   TANDEM_DEVICE void clear_blind_queries() {
-    constexpr int words = C.tiling.block_m / warp_size;
-    u32 blind[words];
-    u32 any = 0;
-#pragma unroll
-    for (int i = 0; i < words; ++i) {
-      const float lse = ptx::load_shared(shared.lse_log2[q_at.stage] + i * warp_size + thread % warp_size);
-      blind[i] = ptx::ballot(lse == ptx::infinity());
-      any |= blind[i];
-    }
-    if (any == 0) return;
     const int among = static_cast<int>(ptx::thread_index_anew());
-#pragma unroll
-    for (int i = 0; i < words; ++i) {
-#pragma unroll 1
-      for (int bit = 0; bit < warp_size; ++bit) {
-        if ((blind[i] >> bit & 1U) == 0) continue;
-        const int row = i * warp_size + bit;
-        shared.q[q_at.stage].zero_rows(row, row + 1, among, Base::threads);
-        shared.dout[dout_at.stage].zero_rows(row, row + 1, among, Base::threads);
-      }
-    }
-    join();
+    if (tile::clear_blind_queries(shared.lse_log2[q_at.stage], shared.q[q_at.stage],
+                                  shared.dout[dout_at.stage], among, Base::threads, [] {}))
+      join();
   }
 
   /// Adds dQ to the sums. Register i of a warpgroup's threads lies together, so that a warp adds to whole
@@ -125,7 +105,7 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
     ptx::named_barrier_sync(barrier_added + warpgroup, warpgroup_size);
     if (thread == 0) ptx::semaphore_increment(semaphore);
   }
-  static constexpr int barrier_added = 1;  ///< and the next, of the other warpgroup
+  enum Barrier : int { barrier_added = 1 };  ///< and the next, of the other warpgroup
 
   TANDEM_DEVICE void store(const KeyGradient& dk, const ValueGradient& dv) {
     const BackwardTile t = visits().current();
@@ -139,80 +119,99 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
   }
   template <typename LoadDout>
   TANDEM_DEVICE void step(Visit at, KeyGradient& dk, ValueGradient& dv, LoadDout load_dout);
+
+  using Packed = typename Base::Packed;
+  /// What a query block's scores leave for its gradients.
+  struct Kept {
+    Packed p;  ///< P^T
+    u32 sloped[units][slopes];
+    u32 inputs[Base::kept_inputs];
+    u32 whole[Base::whole_p];
+  };
+  TANDEM_DEVICE void compute_probabilities(Visit at, Kept& kept);
+  TANDEM_DEVICE void compute_score_gradients(Visit at, const Kept& kept, Packed& ds);
+  TANDEM_DEVICE void add_value_gradient(const Packed& p_packed, ValueGradient& dv);
 };
 
 /// A query block, whose Q and dO have come. `load_dout` starts the copy of the next block's dO.
 template <BackwardConfig C>
 template <typename LoadDout>
 TANDEM_DEVICE void Sm80Backward<C>::step(Visit at, KeyGradient& dk, ValueGradient& dv, LoadDout load_dout) {
-  auto& q = shared.q[q_at.stage];
-  auto& dout = shared.dout[dout_at.stage];
-  if constexpr (C.functions.given()) clear_blind_queries();
   static_assert(units == 1 || !C.functions.given());
-  typename Base::Packed p_packed;
-  u32 p_sloped[units][slopes];
-  u32 inputs[Base::kept_inputs];
-  /// P before dropout is kept for the gradients of captured tensors.
-  constexpr int whole_p = C.functions.dropout && C.functions.captured_gradients ? scores / 2 : 1;
-  u32 p_whole[whole_p];
-  {
-    typename Base::Scores s;
-    this->template multiply_scores<C.tiling.head_dim_qk>(s, shared.k, q);
-    const BackwardTile t = visits().current();
-    int m = at.visit;
-    if constexpr (C.functions.given()) m = take_functions(t, at);
-    const bool masked = Base::needs_mask(t, m);
-#pragma unroll
-    for (int u = 0; u < units; ++u) {
-      this->select_unit(u);
-      if (masked) {
-        this->template probabilities<true>(t, m, s[u], p_packed[u], p_sloped[u]);
-      } else {
-        this->template probabilities<false>(t, m, s[u], p_packed[u], p_sloped[u]);
-      }
-    }
-    if constexpr (C.functions.captured_gradients) this->keep_inputs(s[0], inputs);
-    if constexpr (whole_p > 1) tile::copy(p_whole, p_packed[0]);
-    if constexpr (C.functions.dropout) {
-      this->draw(t, m);
-      this->drop(p_packed[0]);
-    }
-  }
-  if constexpr (C.halves_queries()) this->hand_over(p_packed);
-  typename Base::Packed ds_packed;
-  {
-    typename Base::Scores dp;
-    this->template multiply_scores<C.tiling.head_dim_v>(dp, shared.v, dout);
-    if constexpr (C.functions.dropout) this->drop(dp[0]);
-#pragma unroll
-    for (int u = 0; u < units; ++u) this->score_gradients(ds_packed[u], p_packed[u], p_sloped[u], dp[u]);
-    if constexpr (whole_p > 1) {
-      this->add_captured_gradients(visits().current(), visits().block_of(at), inputs, p_whole, dp[0]);
-    } else if constexpr (C.functions.captured_gradients) {
-      this->add_captured_gradients(visits().current(), visits().block_of(at), inputs, p_packed[0], dp[0]);
-    }
-  }
+  if constexpr (C.functions.given()) clear_blind_queries();
+  Kept kept;
+  Packed ds;
+  compute_probabilities(at, kept);
+  if constexpr (C.halves_queries()) this->hand_over(kept.p);
+  compute_score_gradients(at, kept, ds);
+  if constexpr (C.halves_queries() && !C.ds_in_dout) this->store_scores(ds);
+  add_value_gradient(kept.p, dv);
+  if constexpr (C.ds_in_dout) ptx::sync_block();  // all have read dO
+  if constexpr (C.ds_in_dout || !C.halves_queries()) this->store_scores(ds);
+  if constexpr (C.dout_stages == 1 || !C.halves_queries()) ptx::sync_block();
+  if constexpr (C.dout_stages == 1 && !C.ds_in_dout) load_dout();
   if constexpr (C.halves_queries()) {
-    if constexpr (!C.ds_in_dout) this->store_scores(ds_packed);
-    typename Base::Packed other;
+    this->multiply_halved_dk(dk);
+  } else {
+    this->multiply_gradient(dk, ds, shared.q[q_at.stage]);
+  }
+  QueryGradient dq;
+  this->multiply_dq(dq);
+  add_dq(at, dq);
+}
+
+/// P^T from S^T.
+template <BackwardConfig C>
+TANDEM_DEVICE void Sm80Backward<C>::compute_probabilities(Visit at, Kept& kept) {
+  typename Base::Scores s;
+  this->template multiply_scores<C.tiling.head_dim_qk>(s, shared.k, shared.q[q_at.stage]);
+  const BackwardTile t = visits().current();
+  int m = at.visit;
+  if constexpr (C.functions.given()) m = take_functions(t, at);
+  const bool masked = Base::needs_mask(t, m);
+#pragma unroll
+  for (int u = 0; u < units; ++u) {
+    this->select_unit(u);
+    if (masked) {
+      this->template probabilities<true>(t, m, s[u], kept.p[u], kept.sloped[u]);
+    } else {
+      this->template probabilities<false>(t, m, s[u], kept.p[u], kept.sloped[u]);
+    }
+  }
+  if constexpr (C.functions.captured_gradients) this->keep_inputs(s[0], kept.inputs);
+  this->keep_whole(kept.whole, kept.p[0]);
+  if constexpr (C.functions.dropout) {
+    this->draw(t, m);
+    this->drop(kept.p[0]);
+  }
+}
+
+/// dS^T from dP^T, and what captured tensors are owed.
+template <BackwardConfig C>
+TANDEM_DEVICE void Sm80Backward<C>::compute_score_gradients(Visit at, const Kept& kept, Packed& ds) {
+  typename Base::Scores dp;
+  this->template multiply_scores<C.tiling.head_dim_v>(dp, shared.v, shared.dout[dout_at.stage]);
+  if constexpr (C.functions.dropout) this->drop(dp[0]);
+#pragma unroll
+  for (int u = 0; u < units; ++u) this->score_gradients(ds[u], kept.p[u], kept.sloped[u], dp[u]);
+  if constexpr (C.functions.captured_gradients) {
+    this->add_captured_gradients(visits().current(), visits().block_of(at), kept.inputs, kept.whole,
+                                 kept.p[0], dp[0]);
+  }
+}
+
+/// dV += P^T dO, of all queries of the block.
+template <BackwardConfig C>
+TANDEM_DEVICE void Sm80Backward<C>::add_value_gradient(const Packed& p_packed, ValueGradient& dv) {
+  auto& dout = shared.dout[dout_at.stage];
+  if constexpr (C.halves_queries()) {
+    Packed other;
     this->take_over(other, p_packed);
     this->multiply_gradient(dv, p_packed, dout, this->query_at());
     this->multiply_gradient(dv, other, dout, 2 * scores - this->query_at());
   } else {
     this->multiply_gradient(dv, p_packed, dout);
   }
-  if constexpr (C.ds_in_dout) ptx::sync_block();  // all have read dO
-  if constexpr (C.ds_in_dout || !C.halves_queries()) this->store_scores(ds_packed);
-  if constexpr (C.dout_stages == 1 || !C.halves_queries()) ptx::sync_block();
-  if constexpr (C.dout_stages == 1 && !C.ds_in_dout) load_dout();
-  if constexpr (C.halves_queries()) {
-    this->multiply_halved_dk(dk);
-  } else {
-    this->multiply_gradient(dk, ds_packed, q);
-  }
-  QueryGradient dq;
-  this->multiply_dq(dq);
-  add_dq(at, dq);
 }
 
 // ---- The loop over tiles ----
@@ -279,8 +278,8 @@ TANDEM_DEVICE void compute_tiles(const BackwardKernelParams<C>& p, Sm80BackwardS
     typename Sm80Backward<C>::ValueGradient dv;
 #pragma unroll
     for (int u = 0; u < C.key_units(); ++u) {
-      set_zero(dk[u]);
-      set_zero(dv[u]);
+      tile::set_zero(dk[u]);
+      tile::set_zero(dv[u]);
     }
     if (visits) compute_tile<C>(loader, dk, dv);
     Sm80Backward<C>(p, shared).store(dk, dv);

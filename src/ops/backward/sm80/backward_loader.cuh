@@ -91,9 +91,9 @@ struct Sm80Visits {
     return {at.head + 1, ptx::load_shared(&shared.tile.blocks.first)};
   }
   TANDEM_DEVICE int block_of(Visit at) const {
-    if constexpr (C.functions.block_lists)
-      return static_cast<int>(tile::uniform_entry(list_of(at.head) + 1 + at.visit) / 2);
-    return at.visit;
+    if constexpr (!C.functions.block_lists) return at.visit;
+    const BackwardTile t = current();
+    return QueryVisits<C, true>{p, t, at.head}.at(at.visit).block;
   }
   /// The number in the workspace of a visit's query block; all lanes of a warp call. (BackwardTile::q_block
   /// would be in local memory.)
@@ -103,10 +103,9 @@ struct Sm80Visits {
   }
 
  private:
-  TANDEM_DEVICE int length_of(int head) const { return static_cast<int>(tile::uniform_entry(list_of(head))); }
-  TANDEM_DEVICE const u32* list_of(int head) const {
+  TANDEM_DEVICE int length_of(int head) const {
     const BackwardTile t = current();
-    return tile::list_at(p.functions.lists, t.batch, head, t.n);
+    return QueryVisits<C, true>{p, t, head}.end();
   }
 };
 

@@ -60,7 +60,7 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
     const u32 lane = operand_lane();
     const int first = C.owns_keys() ? key_at() : 0;
 #pragma unroll
-    for (int u = 0; u < units; ++u) set_zero(s[u]);
+    for (int u = 0; u < units; ++u) tile::set_zero(s[u]);
 #pragma unroll
     for (int step = 0; step < head_dim / 16; ++step) {
       u32 a[units][4];
@@ -164,7 +164,7 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   /// dQ = dS K of a warp's queries and columns.
   TANDEM_DEVICE void multiply_dq(QueryGradient& dq) {
 #pragma unroll
-    for (int u = 0; u < dq_units; ++u) set_zero(dq[u]);
+    for (int u = 0; u < dq_units; ++u) tile::set_zero(dq[u]);
     const u32 lane = operand_lane();
     int query = this->dq_row_group() * 64;
     int column = this->dq_column_at();

@@ -46,9 +46,6 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
   using Base::threads;
   using Base::warpgroup;
 
-  /// P before dropout is kept for the gradients of captured tensors.
-  static constexpr int whole_p = C.functions.dropout && C.functions.captured_gradients ? scores / 2 : 1;
-
   /// All blocks go with the mask: for two such steps ptxas has too few registers, and serialises the
   /// products.
   static constexpr bool one_step = C.functions.captured_gradients;
@@ -79,8 +76,8 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     this->template probabilities<masked>(t, m, s, p_packed, p_sloped);
     u32 inputs[Base::kept_inputs];
     if constexpr (C.functions.captured_gradients) this->keep_inputs(s, inputs);
-    u32 p_whole[whole_p];
-    if constexpr (whole_p > 1) tile::copy(p_whole, p_packed);
+    u32 p_whole[Base::whole_p];
+    this->keep_whole(p_whole, p_packed);
     if constexpr (C.functions.dropout) this->drop(p_packed);
     if constexpr (C.keeps_p()) {
       ptx::wgmma_wait<0>();
@@ -98,11 +95,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     this->store_scores(ds_tile, ds_packed);
     ptx::wgmma_fence();
     this->template issue_gradient<C.tiling.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
-    if constexpr (whole_p > 1) {
-      this->add_captured_gradients(t, m, inputs, p_whole, dp);
-    } else if constexpr (C.functions.captured_gradients) {
-      this->add_captured_gradients(t, m, inputs, p_packed, dp);
-    }
+    this->add_captured_gradients(t, m, inputs, p_whole, p_packed, dp);
     this->join();
     ptx::wgmma_fence();
     this->issue_dq(dq, ds_tile);
@@ -216,65 +209,35 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
   /// of a tile that the sequence's end cuts; the others go without.
   TANDEM_DEVICE void blocks(const BackwardTile& t, float (&dk)[C.tiling.head_dim_qk / 2],
                             float (&dv)[C.tiling.head_dim_v / 2]) {
-    if constexpr (C.schedule.pingpong) {
-      u32 p_packed[scores / 2];
-      u32 ds_packed[scores / 2];
-      if constexpr (C.functions.block_lists) return listed_pingpong(t, p_packed, ds_packed, dk, dv);
-      this->begin_head(t, 0);
-      step_pingpong<true, true>(t, t.blocks.first, p_packed, ds_packed, dk, dv);
-      for (int g = 0; g < group; ++g) {
-        this->begin_head(t, g);
-        for (int m = t.blocks.first + (g == 0 ? 1 : 0); m < t.blocks.end; ++m) {
-          if (this->needs_mask(t, m)) {
-            step_pingpong<true, false>(t, m, p_packed, ds_packed, dk, dv);
-          } else {
-            step_pingpong<false, false>(t, m, p_packed, ds_packed, dk, dv);
-          }
-        }
-      }
-      finish_pingpong(p_packed, ds_packed, dk, dv);
-    } else {
-      for (int g = 0; g < group; ++g) {
-        this->begin_head(t, g);
-        if constexpr (C.functions.block_lists) {
-          listed_blocks(t, dk, dv);
-          continue;
-        }
-        for (int m = t.blocks.first; m < t.blocks.end; ++m) {
-          if (one_step || this->needs_mask(t, m)) {
-            step<true>(t, m, dk, dv);
-          } else {
-            step<false>(t, m, dk, dv);
-          }
-        }
-      }
-    }
-  }
-
-  /// Those of one head, where there are lists.
-  TANDEM_DEVICE void listed_blocks(const BackwardTile& t, float (&dk)[C.tiling.head_dim_qk / 2],
-                                   float (&dv)[C.tiling.head_dim_v / 2]) {
-    for (int i = 0; i < this->end_visit(t); ++i) {
-      const int m = this->take_visit(t, i);
-      if (one_step || this->needs_mask(t, m)) {
-        step<true>(t, m, dk, dv);
-      } else {
-        step<false>(t, m, dk, dv);
-      }
-    }
-  }
-
-  /// Those of all heads with ping-pong. Some heads may have none.
-  TANDEM_DEVICE void listed_pingpong(const BackwardTile& t, u32 (&p_packed)[scores / 2],
-                                     u32 (&ds_packed)[scores / 2], float (&dk)[C.tiling.head_dim_qk / 2],
-                                     float (&dv)[C.tiling.head_dim_v / 2]) {
-    int g = 0;
-    for (this->begin_head(t, 0); this->end_visit(t) == 0; this->begin_head(t, g)) ++g;
-    step_pingpong<true, true>(t, this->take_visit(t, 0), p_packed, ds_packed, dk, dv);
-    for (int i = 1; g < group; ++g, i = 0) {
+    if constexpr (C.schedule.pingpong) return blocks_pingpong(t, dk, dv);
+    for (int g = 0; g < group; ++g) {
       this->begin_head(t, g);
-      const int end = this->end_visit(t);
-      for (; i < end; ++i) {
+      const int end = this->visits(t).end();
+      for (int i = this->visits(t).first(); i < end; ++i) {
+        const int m = this->take_visit(t, i);
+        if (one_step || this->needs_mask(t, m)) {
+          step<true>(t, m, dk, dv);
+        } else {
+          step<false>(t, m, dk, dv);
+        }
+      }
+    }
+  }
+  TANDEM_DEVICE void blocks_pingpong(const BackwardTile& t, float (&dk)[C.tiling.head_dim_qk / 2],
+                                     float (&dv)[C.tiling.head_dim_v / 2]) {
+    u32 p_packed[scores / 2];
+    u32 ds_packed[scores / 2];
+    int g = 0;
+    this->begin_head(t, 0);
+    if constexpr (C.functions.block_lists) {  // the lists of some heads may be empty
+      while (this->visits(t).end() == 0) this->begin_head(t, ++g);
+    }
+    const int begun = g;
+    step_pingpong<true, true>(t, this->take_visit(t, this->visits(t).first()), p_packed, ds_packed, dk, dv);
+    for (; g < group; ++g) {
+      this->begin_head(t, g);
+      const int end = this->visits(t).end();
+      for (int i = this->visits(t).first() + (g == begun ? 1 : 0); i < end; ++i) {
         const int m = this->take_visit(t, i);
         if (this->needs_mask(t, m)) {
           step_pingpong<true, false>(t, m, p_packed, ds_packed, dk, dv);
@@ -299,8 +262,8 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     while (tiles.next(t)) {
       float dk[C.tiling.head_dim_qk / 2];
       float dv[C.tiling.head_dim_v / 2];
-      set_zero(dk);
-      set_zero(dv);
+      tile::set_zero(dk);
+      tile::set_zero(dv);
       if (has_visits<C>(p, t)) {
         this->begin_tile(t);
         blocks(t, dk, dv);
@@ -319,8 +282,7 @@ template <BackwardConfig C>
 TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__ BackwardKernelParams<C> p) {
   static_assert((sizeof(BackwardShared<C>) + 1023) / 1024 * 1024 == backward_shared_bytes(C));
   auto& shared = *reinterpret_cast<BackwardShared<C>*>(ptx::dynamic_shared());
-  // The shuffle lets ptxas know that the number is uniform over the warp.
-  const int warp = static_cast<int>(ptx::shuffle(ptx::thread_index() / warp_size, 0));
+  const int warp = ptx::warp_index();
   if (ptx::thread_index() == 0) {
     shared.k_ring.init(C.consumers * 4);
     shared.v_ring.init(C.consumers * 4);

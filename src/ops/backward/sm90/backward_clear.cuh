@@ -51,34 +51,15 @@ TANDEM_DEVICE void BackwardConsumer<C>::clear_unseeing_queries(const BackwardTil
   }
 }
 
-/// Clears the rows of Q and dO whose LSE says that they see no key, which with functions may be any. All
-/// consumers call; each warp looks at the LSE of the whole block, so that all find the same rows.
+/// Clears queries that see no key whatever the mask says.
 template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::clear_blind_queries(QPosition q_to, DoutPosition dout_to) {
-  constexpr int words = C.tiling.block_m / warp_size;
-  u32 blind[words];
-  u32 any = 0;
   shared.q_ring.wait(q_to);
-#pragma unroll
-  for (int i = 0; i < words; ++i) {
-    const float lse = ptx::load_shared(shared.lse_log2[q_to.stage] + i * warp_size + thread % warp_size);
-    blind[i] = ptx::ballot(lse == ptx::infinity());
-    any |= blind[i];
+  if (tile::clear_blind_queries(shared.lse_log2[q_to.stage], shared.q[q_to.stage], shared.dout[dout_to.stage],
+                                warpgroup * warpgroup_size + thread, threads,
+                                [&] { shared.dout_ring.wait(dout_to); })) {
+    join();
   }
-  if (ptx::reduce_or(any) == 0) return;
-  const int among = warpgroup * warpgroup_size + thread;
-  shared.dout_ring.wait(dout_to);
-#pragma unroll
-  for (int i = 0; i < words; ++i) {
-#pragma unroll 1
-    for (int bit = 0; bit < warp_size; ++bit) {
-      if ((blind[i] >> bit & 1U) == 0) continue;
-      const int row = i * warp_size + bit;
-      shared.q[q_to.stage].zero_rows(row, row + 1, among, threads);
-      shared.dout[dout_to.stage].zero_rows(row, row + 1, among, threads);
-    }
-  }
-  join();
 }
 
 }  // namespace tandem

@@ -60,16 +60,17 @@ struct BackwardShared : OtherKeys<C> {
   ptx::Mbarrier ds_empty;  ///< the other CTA has read this CTA's dS
 };
 
-/// Named barriers. `joined` joins the consumers, `dq_full` and `dq_empty` guard each warpgroup's buffer of
-/// dQ, the next five order the two warpgroups of wide heads, and the last two are those of ping-pong.
-constexpr int barrier_joined = 1;
-constexpr int barrier_dq_full = 2;
-constexpr int barrier_dq_empty = 5;
-constexpr int barrier_p_full = 8;
-constexpr int barrier_ds_full = 9;
-constexpr int barrier_ds_own = 10;
-constexpr int barrier_met = 11;       ///< and 12
-constexpr int barrier_pingpong = 13;  ///< and 14
+/// Named barriers.
+enum BackwardBarrier : int {
+  barrier_joined = 1,    ///< joins the consumers
+  barrier_dq_full = 2,   ///< guards a warpgroup's buffer of dQ, which has been written; 2 to 4
+  barrier_dq_empty = 5,  ///< guards it, which has been read; 5 to 7
+  barrier_p_full = 8,    ///< this and the next three order the two warpgroups of wide heads
+  barrier_ds_full = 9,
+  barrier_ds_own = 10,
+  barrier_met = 11,       ///< and 12
+  barrier_pingpong = 13,  ///< admits a warpgroup to the tensor cores; 13 and 14
+};
 constexpr int dq_threads = warpgroup_size + warp_size;
 
 // ---- Producer ----
@@ -141,10 +142,11 @@ struct BackwardLoader {
         if (tiles.round > 1) ptx::launch_next_grid();
 #pragma unroll 1
         for (int g = 0; g < group; ++g) {
-          const QueryVisits<C> visits(p, t, t.head_kv * group + g);
+          const QueryVisits<C> visits{p, t, t.head_kv * group + g};
+          const int end = visits.end();
 #pragma unroll 1
-          for (int i = visits.first; i < visits.end; ++i) {
-            const int block = visits.block(i);
+          for (int i = visits.first(); i < end; ++i) {
+            const int block = BackwardTiles<C>::passing(t, visits.at(i).block);
             load_q(t, t.head_kv * group + g, block);
             load_dout(t, t.head_kv * group + g, block);
           }
@@ -190,10 +192,11 @@ struct DqWriter {
   }
 
   /// Writes dQ of visit i of a head's query blocks.
-  TANDEM_DEVICE void add(const QueryVisits<C>& visits, int head, int i, bool leader) {
+  TANDEM_DEVICE void add(const QueryVisits<C>& visits, int i, int end, bool leader) {
     const BackwardTile& t = visits.t;
-    const int m = visits.block(i);
-    const i64 block = workspace_block(p, head, t.q_block + m);
+    const auto block_of = [&](int visit) { return BackwardTiles<C>::passing(t, visits.at(visit).block); };
+    const int m = block_of(i);
+    const i64 block = workspace_block(p, visits.head, t.q_block + m);
     const int piece = BackwardTiles<C>::rank() * C.consumers + warpgroup;
     u32* semaphore = p.dq_semaphores + block * C.dq_pieces() + piece;
     float* target = p.dq_sum + block * (C.tiling.block_m * C.tiling.head_dim_qk) + piece * C.dq_values();
@@ -212,9 +215,9 @@ struct DqWriter {
         }
         ptx::tma_store_commit();
         // Reads the next block's semaphore while this block is on its way.
-        const int next = (C.functions.block_lists && i + 1 == visits.end ? m : visits.block(i + 1)) - m;
+        const int next = (C.functions.block_lists && i + 1 == end ? m : block_of(i + 1)) - m;
         if (!C.schedule.deterministic && part == C.dq_parts - 1)
-          ready = i + 1 < visits.end && ptx::semaphore_read(semaphore + next * C.dq_pieces()) == stored;
+          ready = i + 1 < end && ptx::semaphore_read(semaphore + next * C.dq_pieces()) == stored;
         ptx::tma_store_wait<0>();
       }
       ptx::sync_warp();
@@ -241,9 +244,10 @@ struct DqWriter {
       }
 #pragma unroll 1
       for (int g = 0; g < group; ++g) {
-        const QueryVisits<C> visits(p, t, t.head_kv * group + g);
+        const QueryVisits<C> visits{p, t, t.head_kv * group + g};
+        const int end = visits.end();
 #pragma unroll 1
-        for (int i = visits.first; i < visits.end; ++i) add(visits, t.head_kv * group + g, i, leader);
+        for (int i = visits.first(); i < end; ++i) add(visits, i, end, leader);
       }
       // The consumers run the tile's epilogue meanwhile.
       if (leader) {

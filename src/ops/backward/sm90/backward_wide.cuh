@@ -171,8 +171,8 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
   TANDEM_DEVICE int next_block(const BackwardTile& t, int g, int i, int m) const {
     if constexpr (C.functions.block_lists) {
       for (; g < group; ++g, i = -1) {
-        const u32* const list = this->list_of(t, t.head_kv * group + g);
-        if (i + 1 < this->listed(list)) return this->listed(list + 1 + i + 1) / 2;
+        const QueryVisits<C, true> visits{p, t, t.head_kv * group + g};
+        if (i + 1 < visits.end()) return visits.at(i + 1).block;
       }
       return t.blocks.end;
     }
@@ -195,8 +195,8 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     ptx::pin_registers(x);
     for (int g = 0; g < group; ++g) {
       this->begin_head(t, g);
-      const int end = this->end_visit(t);
-      for (int i = this->first_visit(t); i < end; ++i) {
+      const int end = this->visits(t).end();
+      for (int i = this->visits(t).first(); i < end; ++i) {
         const int m = this->take_visit(t, i);
         const int next = next_block(t, g, i, m);
         if constexpr (keys) {
@@ -222,7 +222,7 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     BackwardTile t;
     while (tiles.next(t)) {
       float d[(keys ? C.tiling.head_dim_qk : C.tiling.head_dim_v) / 2];
-      set_zero(d);
+      tile::set_zero(d);
       if (has_visits<C>(p, t)) {
         this->begin_tile(t);
         blocks<keys>(t, d);

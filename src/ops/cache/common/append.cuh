@@ -1,12 +1,11 @@
 // Writes new keys and values into a cache, and embeds queries: one launch for k, v and q. Bound by memory:
 // one read and one write of the new rows.
 //
-// Rows of the cache belong to blocks in runs: 2^run_shift rows, aligned, of one entry (or page). The hash of
-// a run's number says to which block, and a row's place which of its warps writes K and which V. Every block
-// looks at all runs, a stretch of them or 32 slots at a time, notes those that are its own, and its warps
-// write the new rows in them in the order of the tokens. So no two warps write to one row, and of tokens that
-// go to one row the last is kept, whole: a lane writes the same columns of both. Where each sequence has an
-// entry of its own no two tokens go to one row, and teams of blocks have every so many-th stretch.
+// Rows of the cache belong to blocks in runs (append_runs.cuh). Every block looks at all runs, a stretch of
+// them or 32 slots at a time, notes those that are its own, and its warps write the new rows in them in the
+// order of the tokens. So no two warps write to one row, and of tokens that go to one row the last is kept,
+// whole: a lane writes the same columns of both. Where each sequence has an entry of its own no two tokens go
+// to one row, and teams of blocks have every so many-th stretch.
 #pragma once
 
 #include "ops/cache/common/append_row.cuh"

@@ -90,6 +90,13 @@ TANDEM_DEVICE float turned(float x, float other, float cos, float sin, bool seco
   return second ? straight + across : straight - across;
 }
 
+/// Embeds a pair of channels.
+TANDEM_DEVICE void embed_pair(float& first, float& second, float cos, float sin) {
+  const float x = first;
+  first = turned(x, second, cos, sin, false);
+  second = turned(second, x, cos, sin, true);
+}
+
 /// `count` values of the embedding's tables from pair `pair` on.
 template <AppendConfig C, int count>
 TANDEM_DEVICE void load_angles(float (&cos)[count], float (&sin)[count], const AppendParams& p, i64 position,
@@ -110,12 +117,7 @@ TANDEM_DEVICE void embed(float (&x)[8], const AppendParams& p, i64 position, con
     float s[4];
     load_angles<C>(c, s, p, position, col / 2);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float a = x[2 * i];
-      const float b = x[2 * i + 1];
-      x[2 * i] = turned(a, b, c[i], s[i], false);
-      x[2 * i + 1] = turned(b, a, c[i], s[i], true);
-    }
+    for (int i = 0; i < 4; ++i) embed_pair(x[2 * i], x[2 * i + 1], c[i], s[i]);
   } else {
     const int half = p.rotary_dim / 2;
     const bool second = col >= half;
@@ -177,12 +179,7 @@ TANDEM_DEVICE void write_embedded_row(const AppendParams& p, const AppendTensor&
         float s[4];
         load_angles<C>(c, s, p, position, col + first);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float a = x[first + i];
-          const float b = y[first + i];
-          x[first + i] = turned(a, b, c[i], s[i], false);
-          y[first + i] = turned(b, a, c[i], s[i], true);
-        }
+        for (int i = 0; i < 4; ++i) embed_pair(x[first + i], y[first + i], c[i], s[i]);
       }
       store_unit<C, target, false>(y, t, token, to, at.head, col + half);
     }
@@ -228,9 +225,9 @@ TANDEM_DEVICE void write_row(const AppendParams& p, const AppendTensor& t, const
   }
 }
 
-/// The same to codes with a scale for each head, which is found and written to `scales`. Heads stand side by
-/// side in the warp, each with lanes for all of its columns or with all lanes. Of a row of more than 256
-/// columns those behind are read twice, the second time from L1.
+/// Writes a row as codes with a scale for each head, which is found and written to `scales`. Heads stand
+/// side by side in the warp, each with lanes for all of its columns or with all lanes. Of a row of more
+/// than 256 columns those behind are read twice, the second time from L1.
 template <AppendConfig C, Stored target, bool embedded>
 TANDEM_DEVICE void write_scaled_row(const AppendParams& p, const AppendTensor& t, const Token& token,
                                     const u8* from, u8* to, float* scales, i64 scale_head) {

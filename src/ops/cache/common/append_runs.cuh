@@ -1,4 +1,11 @@
-// Where new rows go in a cache: in stretches, runs of them, and each run's block and warps.
+// Where new rows go in a cache, and who writes them:
+//
+//   run       2^run_shift rows of one entry (or page), aligned; or a slot. It belongs to one block of a team
+//             (Team::has); which of the block's warps writes a row of it follows from the row's place
+//   stretch   up to 32 runs that are neighbours in one entry, as far as a sequence has new rows for them
+//   word      a bit for each run of a stretch, or for each of 32 slots: whether it is the block's own
+//   team      blocks that share out the runs of the same words
+//
 // problem/append_problem.hpp has the same rules for the host, where a new row goes to one sequence even with
 // offsets that do not ascend. Here it then goes to each that they give it to.
 #pragma once
@@ -141,7 +148,7 @@ TANDEM_DEVICE i64 slot_at(const AppendParams& p, int n) {
   return slot >= 0 && slot < p.entries * p.entry_rows ? slot : -1;
 }
 
-/// The same as a stretch, of a slot that there is: one row, and a run, whose number is the slot.
+/// A slot that there is, as a stretch: one row, and a run, whose number is the slot.
 TANDEM_DEVICE Stretch stretch_of_slot(const AppendParams& p, int n) {
   const i64 slot = integer_at(p.slot_mapping, n);
   const i64 entry = divided(slot, p.entry_rows);

@@ -7,13 +7,14 @@
 
 #include "ops/cache/common/stored_rows.cuh"
 #include "ptx/warp.cuh"
+#include "tile/softmax.cuh"
 
 namespace tandem {
 
 namespace merge_parts {
 
-constexpr float log2_e = 1.44269504088896341F;
-constexpr float ln_2 = 0.693147180559945309F;
+using tile::ln_2;
+using tile::log2_e;
 constexpr int lane_columns = 4;
 
 /// Where a row is in every part, in out and in lse, as offsets in elements.
@@ -64,18 +65,15 @@ TANDEM_DEVICE Weights find_weights(const MergeParams& p, i64 at) {
     largest = ptx::fmax(largest, lse);
     live += lse != -ptx::infinity() ? 1 : 0;
   }
+  largest = tile::largest_of_lanes(largest);
 #pragma unroll
-  for (int mask = 1; mask < warp_size; mask *= 2) {
-    largest = ptx::fmax(largest, ptx::shuffle_xor(largest, mask));
-    live += ptx::shuffle_xor(live, mask);
-  }
+  for (int mask = 1; mask < warp_size; mask *= 2) live += ptx::shuffle_xor(live, mask);
   float sum = 0.0F;
   for (int part = lane; part < p.parts; part += warp_size) {
     const float lse = lse_of(p, part, at);
     if (lse != -ptx::infinity()) sum += ptx::exp2((lse - largest) * log2_e);
   }
-#pragma unroll
-  for (int mask = 1; mask < warp_size; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
+  sum = tile::sum_of_lanes(sum);
   Weights w{largest, ptx::reciprocal(sum), largest + ptx::log2(sum) * ln_2, static_cast<int>(live)};
   if (live == 0) w.lse = -ptx::infinity();
   if (ptx::any_lane(!defined)) w.lse = ptx::quiet_nan();

@@ -211,7 +211,7 @@ TANDEM_DEVICE void store_quotients(const float (&q)[8], void* row, int col, int 
   }
 }
 
-/// The same of eight elements over their scale, which are lost.
+/// Stores eight elements over their scale, which are lost.
 template <Stored type, bool vectors, bool of_16_bits>
 TANDEM_DEVICE void store_codes(float (&x)[8], float scale, void* row, int col, int columns) {
   divide_by<of_16_bits>(x, scale);

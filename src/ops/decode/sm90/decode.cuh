@@ -70,7 +70,7 @@ struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row
         warp(warp_),
         lane(lane_),
         position(lane_),
-        scale_log2((C.transform == ScoreTransform::raw ? params.scale : 1.0F) * tile::log2_e),
+        scale_log2(tile::scale_log2_of<C.transform>(params)),
         tiles(params, s.in.tiles) {}
 
   TANDEM_DEVICE void run() {
@@ -82,8 +82,20 @@ struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row
                           tile::OnlineSoftmax& softmax);
   TANDEM_DEVICE void add_values(int row, const u32 (&a)[4], float scale, float (&o)[outputs]);
   TANDEM_DEVICE void store(const tile::QueryTile& t, float (&o)[outputs], const tile::OnlineSoftmax& softmax);
+  TANDEM_DEVICE void exchange_sums(const tile::OnlineSoftmax& softmax);
+  TANDEM_DEVICE float finish_row(const tile::QueryTile& t, const tile::TileRow& at, int row);
+  TANDEM_DEVICE void exchange_columns(int begin, const float (&o)[outputs], const float (&weight)[2]);
   TANDEM_DEVICE void store_columns(const tile::QueryTile& t, const tile::TileRow& at, int row, int col,
-                                   float low, float high);
+                                   const ptx::Float2& sum);
+  /// The largest of the warps' references of a row.
+  TANDEM_DEVICE float reference_of(int row) const {
+    float top = -ptx::infinity();
+#pragma unroll
+    for (int w = 0; w < decode_warps; ++w) {
+      top = ptx::fmax(top, ptx::load_shared(&shared.exchange.reference[w][row]));
+    }
+    return top;
+  }
 
   /// What scores are multiplied by, if the Config transforms them.
   TANDEM_DEVICE float score_scale() const {
@@ -108,8 +120,7 @@ struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row
 template <ForwardConfig C>
 TANDEM_DEVICE void DecodeConsumer<C>::compute(const tile::QueryTile& t) {
   float o[outputs];
-#pragma unroll
-  for (float& x : o) x = 0.0F;
+  tile::set_zero(o);
   tile::OnlineSoftmax softmax;
   if (t.blocks.first < t.blocks.end) {
     if constexpr (C.has_byte_keys()) this->key_scale = tile::scale_of(p.k_scale, p, t.index);
@@ -123,7 +134,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::compute(const tile::QueryTile& t) {
     const tile::BlockRange inner =
         tile::BlockRange::of<C.tiling.block_n>(t.visible, first, first + tile::queries_of_unit<C.tiling>(p));
     for (int block = t.blocks.end - 1; block >= t.blocks.first; --block) {
-      step(t, block, block >= inner.inner_end || block < inner.inner_first, o, softmax);
+      step(t, block, inner.needs_mask(block), o, softmax);
     }
     release(shared.in.q_ring[0], q_at);
   }
@@ -143,8 +154,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::step(const tile::QueryTile& t, int block, 
     if (block > t.blocks.first) load_row_scales(t, block - 1);
   }
   float s[scores];
-#pragma unroll
-  for (float& x : s) x = 0.0F;
+  tile::set_zero(s);
   shared.in.k_ring.wait(k_at);
 #pragma unroll
   for (int col = 0; col < C.tiling.head_dim_qk; col += Operands::columns) {
@@ -170,17 +180,8 @@ TANDEM_DEVICE void DecodeConsumer<C>::step(const tile::QueryTile& t, int block, 
                      tile::query_position<C.tiling>(p, position));
   }
   float rescale[2];
-  float total[2];
-  softmax.update(s, rescale, scale_log2);
-  float subtract[2];
-  softmax.bring_near(s, subtract, scale_log2);
-  softmax.exponentials(s, total, subtract, scale_log2, [](int) {});
-  softmax.add(total, rescale);
-  // In most blocks no row's maximum moves. A NaN, too, is not 1.
-  if (ptx::any_lane(!(rescale[0] == 1.0F && rescale[1] == 1.0F))) {
-#pragma unroll
-    for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
-  }
+  softmax.add_block<true>(s, rescale, scale_log2);
+  tile::scale_moved_rows(o, rescale);
   u32 probabilities[scores / 2];
   tile::convert<C.tiling.element>(probabilities, s);
 
@@ -231,62 +232,17 @@ template <ForwardConfig C>
 TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, float (&o)[outputs],
                                             const tile::OnlineSoftmax& softmax) {
   Operands::put_in_order(o);
-  auto& exchange = shared.exchange;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float sum = tile::sum_of_quad(softmax.sum[h]);
-    if (lane % 4 != 0) continue;
-    ptx::store_shared(&exchange.reference[warp][position.row(h)], softmax.reference[h]);
-    ptx::store_shared(&exchange.sum[warp][position.row(h)], sum);
-  }
-  ptx::named_barrier_sync(tile::barrier_consumers, threads);
-  const auto reference_of = [&](int row) {
-    float top = -ptx::infinity();
-#pragma unroll
-    for (int w = 0; w < decode_warps; ++w) {
-      top = ptx::fmax(top, ptx::load_shared(&exchange.reference[w][row]));
-    }
-    return top;
-  };
+  exchange_sums(softmax);
   float weight[2];  // of what this warp has
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     weight[h] = ptx::exp2(softmax.reference[h] - tile::OnlineSoftmax::shift(reference_of(position.row(h))));
   }
-
   const int row = (warp * warp_size + lane) / 8;
   const int col = lane % 8 * 2;
-  tile::OnlineSoftmax all;  // of `row`, of which a quad has the sum once
-  all.reference[0] = reference_of(row);
-  float total = 0.0F;
-#pragma unroll
-  for (int w = 0; w < decode_warps; ++w) {
-    const float worth = ptx::exp2(ptx::load_shared(&exchange.reference[w][row]) -
-                                  tile::OnlineSoftmax::shift(all.reference[0]));
-    total = ptx::fma(ptx::load_shared(&exchange.sum[w][row]), worth, total);
-  }
-  all.sum[0] = lane % 4 == 0 ? total : 0.0F;
   const tile::TileRow at = tile::row_of<C.tiling>(p, t.index, row);
-  const bool used = at.query < t.index.seqlen_q;
-  if (used && t.visible.sees_key(at.query)) all.set_infinite(0);
-  const bool whole = !C.schedule.split || t.part == tile::whole_tile;
-  const bool has_sink = whole && p.sink != nullptr;
-  const float sink = has_sink ? ptx::load_global(p.sink + at.head * p.sink_stride) : 0.0F;
-  float factor = 0.0F;
-  const tile::RowSum own = all.row(0);
-  float lse = own.finish(has_sink, sink * tile::log2_e, factor);
-  if (!whole) factor = own.has_seen_nothing() ? 0.0F : 1.0F;
-  if (!used) {  // past the end: whatever was computed there is no result
-    factor = 0.0F;
-    lse = -ptx::infinity();
-  }
-  if (lane % 8 == 0) {
-    if (!whole) {
-      if (used) ptx::store_global<PartSum>(p.part_sums + static_cast<i64>(t.part) * decode_rows + row, own);
-    } else if (at.query < t.index.end_q) {
-      tile::Output<C.tiling>{{}, p, 0, 0}.store_lse(t.index, at.query, at.head, lse);
-    }
-  }
+  const float factor = finish_row(t, at, row);
+  const bool empty = factor == 0.0F;  // rows without a result may hold NaN
   float value_scale = 0.0F;
   if constexpr (C.has_byte_keys()) {
     if (t.blocks.first < t.blocks.end) value_scale = tile::scale_of(p.v_scale, p, t.index);
@@ -294,63 +250,104 @@ TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, float (&o)
 #pragma unroll
   for (int begin = 0; begin < C.tiling.head_dim_v; begin += decode_columns) {
     if (begin > 0) ptx::named_barrier_sync(tile::barrier_consumers, threads);  // the last columns are read
-#pragma unroll
-    for (int i = begin / 2; i < (begin + decode_columns) / 2; i += 2) {
-      const int h = i / 2 % 2;
-      float* const to = &exchange.out[warp][position.row(h)][Operands::output_col(position, i / 4) - begin];
-      // A row of which this warp has seen no key has an O of 0, whatever a NaN in V has made of it.
-      const auto weighted = [&](float x) { return weight[h] == 0.0F ? 0U : ptx::bits_of(x * weight[h]); };
-      ptx::store_shared(reinterpret_cast<u64*>(to),
-                        static_cast<u64>(weighted(o[i + 1])) << 32 | weighted(o[i]));
-    }
+    exchange_columns(begin, o, weight);
     ptx::named_barrier_sync(tile::barrier_consumers, threads);
-    float sum[2] = {0.0F, 0.0F};
+    ptx::Float2 sum{0.0F, 0.0F};
 #pragma unroll
     for (int w = 0; w < decode_warps; ++w) {
-      const u64 x = ptx::load_shared(reinterpret_cast<const u64*>(&exchange.out[w][row][col]));
-      sum[0] += ptx::float_of(static_cast<u32>(x));
-      sum[1] += ptx::float_of(static_cast<u32>(x >> 32));
+      const auto [x, y] =
+          ptx::load_shared(reinterpret_cast<const ptx::Float2*>(&shared.exchange.out[w][row][col]));
+      sum = {sum.x + x, sum.y + y};
     }
-    if constexpr (C.has_byte_keys()) {
-      sum[0] *= value_scale;
-      sum[1] *= value_scale;
-    }
-    // Rows without a result may hold NaN.
-    store_columns(t, at, row, begin + col, factor == 0.0F ? 0.0F : sum[0] * factor,
-                  factor == 0.0F ? 0.0F : sum[1] * factor);
+    if constexpr (C.has_byte_keys()) sum = {sum.x * value_scale, sum.y * value_scale};
+    sum = {empty ? 0.0F : sum.x * factor, empty ? 0.0F : sum.y * factor};
+    store_columns(t, at, row, begin + col, sum);
   }
   // The next tile's first exchange is of references, which all have read before the barrier above.
+}
+
+/// Tells the other warps each row's reference and sum, and waits for theirs.
+template <ForwardConfig C>
+TANDEM_DEVICE void DecodeConsumer<C>::exchange_sums(const tile::OnlineSoftmax& softmax) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float sum = tile::sum_of_quad(softmax.sum[h]);
+    if (lane % 4 != 0) continue;
+    ptx::store_shared(&shared.exchange.reference[warp][position.row(h)], softmax.reference[h]);
+    ptx::store_shared(&shared.exchange.sum[warp][position.row(h)], sum);
+  }
+  ptx::named_barrier_sync(tile::barrier_consumers, threads);
+}
+
+/// Writes a row's LSE, or the sum of a part of it, and returns what its O is multiplied by: 0 of a row
+/// without a result.
+template <ForwardConfig C>
+TANDEM_DEVICE float DecodeConsumer<C>::finish_row(const tile::QueryTile& t, const tile::TileRow& at,
+                                                  int row) {
+  tile::OnlineSoftmax all;  // a quad has the sum once
+  all.reference[0] = reference_of(row);
+  float total = 0.0F;
+#pragma unroll
+  for (int w = 0; w < decode_warps; ++w) {
+    const float worth = ptx::exp2(ptx::load_shared(&shared.exchange.reference[w][row]) -
+                                  tile::OnlineSoftmax::shift(all.reference[0]));
+    total = ptx::fma(ptx::load_shared(&shared.exchange.sum[w][row]), worth, total);
+  }
+  all.sum[0] = lane % 4 == 0 ? total : 0.0F;
+  const bool used = at.query < t.index.seqlen_q;
+  if (used && t.visible.sees_key(at.query)) all.set_infinite(0);
+  const tile::RowSum own = all.row(0);
+  if (C.schedule.split && t.part != tile::whole_tile) {
+    if (used && lane % 8 == 0)
+      ptx::store_global<PartSum>(p.part_sums + static_cast<i64>(t.part) * decode_rows + row, own);
+    return !used || own.has_seen_nothing() ? 0.0F : 1.0F;
+  }
+  const bool has_sink = p.sink != nullptr;
+  const float sink = has_sink ? ptx::load_global(p.sink + at.head * p.sink_stride) : 0.0F;
+  float factor = 0.0F;
+  const float lse = own.finish(has_sink, sink * tile::log2_e, factor);
+  // Past the end, whatever was computed is no result.
+  if (at.query < t.index.end_q && lane % 8 == 0)
+    tile::Output<C.tiling>{{}, p, 0, 0}.store_lse(t.index, at.query, at.head, used ? lse : -ptx::infinity());
+  return used ? factor : 0.0F;
+}
+
+/// Columns [begin, begin + decode_columns) of the warp's O, relative to the rows' common references.
+template <ForwardConfig C>
+TANDEM_DEVICE void DecodeConsumer<C>::exchange_columns(int begin, const float (&o)[outputs],
+                                                       const float (&weight)[2]) {
+#pragma unroll
+  for (int i = begin / 2; i < (begin + decode_columns) / 2; i += 2) {
+    const int h = i / 2 % 2;
+    float* const to =
+        &shared.exchange.out[warp][position.row(h)][Operands::output_col(position, i / 4) - begin];
+    // A row of which this warp has seen no key has an O of 0, whatever a NaN in V has made of it.
+    const auto weighted = [&](float x) { return weight[h] == 0.0F ? 0.0F : x * weight[h]; };
+    ptx::store_shared(reinterpret_cast<ptx::Float2*>(to), ptx::Float2{weighted(o[i]), weighted(o[i + 1])});
+  }
 }
 
 /// Writes two columns of a row, from `col` on, of the result or of a partial one.
 template <ForwardConfig C>
 TANDEM_DEVICE void DecodeConsumer<C>::store_columns(const tile::QueryTile& t, const tile::TileRow& at,
-                                                    int row, int col, float low, float high) {
+                                                    int row, int col, const ptx::Float2& sum) {
   if (C.schedule.split && t.part != tile::whole_tile) {
     if (at.query >= t.index.seqlen_q) return;
     const i64 part_row = static_cast<i64>(t.part) * decode_rows + row;
-    ptx::store_global(reinterpret_cast<u64*>(p.part_out + part_row * C.tiling.head_dim_v + col),
-                      static_cast<u64>(ptx::bits_of(high)) << 32 | ptx::bits_of(low));
+    ptx::store_global(reinterpret_cast<ptx::Float2*>(p.part_out + part_row * C.tiling.head_dim_v + col), sum);
     return;
   }
   if (at.query >= t.index.end_q || col >= p.head_dim_v) return;
   auto* const out = tile::Output<C.tiling>{{}, p, 0, 0}.out_row(t.index, at.query, at.head) + col;
   if constexpr (C.tiling.f32_out) {
-    if (p.out_vectors) {
-      ptx::store_global(reinterpret_cast<u64*>(out),
-                        static_cast<u64>(ptx::bits_of(high)) << 32 | ptx::bits_of(low));
-      return;
-    }
-    ptx::store_global(out, low);
-    if (col + 1 < p.head_dim_v) ptx::store_global(out + 1, high);
+    if (p.out_vectors) return ptx::store_global(reinterpret_cast<ptx::Float2*>(out), sum);
+    ptx::store_global(out, sum.x);
+    if (col + 1 < p.head_dim_v) ptx::store_global(out + 1, sum.y);
   } else {
-    const u32 words = tile::pack<C.tiling.element>(low, high);
-    if (p.out_vectors) {
-      ptx::store_global(reinterpret_cast<u32*>(out), words);
-    } else {
-      ptx::store_global(out, static_cast<u16>(words));
-      if (col + 1 < p.head_dim_v) ptx::store_global(out + 1, static_cast<u16>(words >> 16));
-    }
+    const u32 words = tile::pack<C.tiling.element>(sum.x, sum.y);
+    if (p.out_vectors) return ptx::store_global(reinterpret_cast<u32*>(out), words);
+    ptx::store_global(out, static_cast<u16>(words));
+    if (col + 1 < p.head_dim_v) ptx::store_global(out + 1, static_cast<u16>(words >> 16));
   }
 }
 
@@ -361,24 +358,11 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), ctas_per_sm(C))
     decode(const __grid_constant__ ForwardKernelParams<C> p) {
   static_assert(sizeof(DecodeShared<C>) == forward_shared_bytes(C));
   auto& shared = *reinterpret_cast<DecodeShared<C>*>(ptx::dynamic_shared());
-  // The shuffle lets ptxas know that the number is uniform over the warp.
-  const int warp = static_cast<int>(ptx::shuffle(ptx::thread_index() / warp_size, 0));
-  if (ptx::thread_index() == 0) {
-    shared.in.k_ring.init(decode_warps);
-    shared.in.v_ring.init(decode_warps);
-    shared.in.q_ring[0].init(decode_warps);
-    shared.in.tiles.ring.init(decode_warps);
-    ptx::fence_mbarrier_init();
-  }
-  for (auto& q : shared.in.q[0]) {
-    tile::clear_unfilled<C.tiling>(q, p, static_cast<int>(ptx::thread_index()), C.threads());
-  }
-  ptx::sync_block();
-  if constexpr (C.schedule.split) ptx::launch_next_grid();
+  const int warp = ptx::warp_index();
+  static_assert(C.warps_of_k() == decode_warps && C.warps_of_v() == decode_warps);
+  begin_forward<C>(p, shared.in, shared.in);
   if (warp == decode_warps) {
-    ForwardLoader<C> loader(p, shared.in);
-    while (loader.step()) {
-    }
+    ForwardLoader<C>(p, shared.in).run();
   } else {
     DecodeConsumer<C>(p, shared, warp, static_cast<int>(ptx::thread_index()) % warp_size).run();
   }

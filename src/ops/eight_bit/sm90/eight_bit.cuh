@@ -53,8 +53,7 @@ template <EightBitConfig C>
 TANDEM_KERNEL __launch_bounds__(C.threads(), 1) eight_bit_forward(const __grid_constant__ EightBitParams p) {
   static_assert(sizeof(EightBitShared<C>) == eight_bit_shared_bytes(C));
   auto& shared = *reinterpret_cast<EightBitShared<C>*>(ptx::dynamic_shared());
-  // The shuffle lets ptxas know that the number is uniform over the warp.
-  const int warp = ptx::warp_uniform(static_cast<int>(ptx::thread_index() / warp_size));
+  const int warp = ptx::warp_index();
   if (ptx::thread_index() == 0) {
     shared.k_ring.init(C.consumers() * 4);
     shared.v_ring.init(C.consumers() * 4, C.transpose_v ? transposing_warps : 1);

@@ -273,10 +273,7 @@ struct EightBitConsumer {
   /// As in ForwardConsumer, for V in 16 bits: quantized values past a sequence's end are 0.
   TANDEM_DEVICE void clear_v_tail(int valid_rows) {
     shared.v_ring.wait(v_at);
-    shared.v[v_at.stage].zero_rows(valid_rows, warpgroup * warpgroup_size + thread,
-                                   C.consumers() * warpgroup_size);
-    ptx::fence_async_shared();
-    ptx::named_barrier_sync(tile::barrier_consumers, C.consumers() * warpgroup_size);
+    tile::clear_tail<C.consumers()>(shared.v[v_at.stage], valid_rows, warpgroup, thread);
   }
 
   TANDEM_DEVICE void run() {

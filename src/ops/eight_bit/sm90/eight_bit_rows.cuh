@@ -37,10 +37,7 @@ struct EightBitRows {
         block(tile.blocks.end - 1) {
     softmax.reset();
   }
-  TANDEM_DEVICE void clear_output() {
-#pragma unroll
-    for (int i = 0; i < outputs; ++i) o[i] = 0.0F;
-  }
+  TANDEM_DEVICE void clear_output() { tile::set_zero(o); }
 
   TANDEM_DEVICE void wait_next_k() {
     if (block > t.blocks.first) c.shared.k_ring.wait(c.k_at);
@@ -58,9 +55,7 @@ struct EightBitRows {
 
   // ---- NaN markers ----
 
-  static TANDEM_DEVICE bool is_nan_row(u32 first_values) {
-    return (first_values & 0xFFU) == nan_marker;
-  }
+  static TANDEM_DEVICE bool is_nan_row(u32 first_values) { return (first_values & 0xFFU) == nan_marker; }
   /// Queries with a NaN: their row's sum starts as NaN.
   TANDEM_DEVICE void take_nan_queries() {
     if (!c.q_has_nan) return;

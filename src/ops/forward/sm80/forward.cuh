@@ -40,8 +40,8 @@ struct Sm80Forward {
   /// How operands of Q are addressed (tile/warp_operands.cuh): with a register of it, O and S of two units at
   /// 128 columns do not fit.
   using QueryLane = typename Select<(units == 2 && outputs > 32 && scores > 16), int, u32>::type;
-  /// The same of K: with lists of blocks or dropout, and with sequences' lengths and one buffer, ptxas has no
-  /// register for it.
+  /// How operands of K are addressed: with lists of blocks or dropout, and with sequences' lengths and one
+  /// buffer, ptxas has no register for it.
   using KeyLane = typename Select<(units == 2 && (C.functions.block_lists || C.functions.dropout ||
                                                   (flat && C.mask.varlen && C.stages == 1))),
                                   int, u32>::type;
@@ -62,7 +62,7 @@ struct Sm80Forward {
       : p(params),
         shared(s),
         warp(warp_),
-        scale_log2((C.transform == ScoreTransform::raw ? params.scale : 1.0F) * tile::log2_e),
+        scale_log2(tile::scale_log2_of<C.transform>(params)),
         loader{params, s},
         // A static scheduler has nothing in shared memory.
         tiles(params, reinterpret_cast<tile::DynamicScheduler::Shared&>(s)) {}
@@ -89,11 +89,6 @@ struct Sm80Forward {
   TANDEM_DEVICE void run() {
     tile::QueryTile t;
     while (tiles.template next<false>(t, false)) {
-      if constexpr (C.functions.block_lists) {  // blocks are counted as in the list; the inner ones are not
-        const tile::BlockRange listed = tile::listed_blocks(p.functions.lists, t.index);
-        t.blocks.first = listed.first;
-        t.blocks.end = listed.end;
-      }
       if (t.blocks.first >= t.blocks.end) {
         store_empty(t);
         continue;
@@ -125,10 +120,7 @@ TANDEM_DEVICE void Sm80Forward<C>::compute(int visit) {
   Outputs o;
   tile::OnlineSoftmax softmax[units];
 #pragma unroll
-  for (int u = 0; u < units; ++u) {
-#pragma unroll
-    for (float& x : o[u]) x = 0.0F;
-  }
+  for (int u = 0; u < units; ++u) tile::set_zero(o[u]);
   Queries q;
   loader.wait();
   if constexpr (keeps_q) {
@@ -167,10 +159,7 @@ TANDEM_DEVICE void Sm80Forward<C>::load_queries(Queries& q, int step, u32 lane) 
 template <ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::multiply_keys(Scores& s, Queries& q, int stage) {
 #pragma unroll
-  for (int u = 0; u < units; ++u) {
-#pragma unroll
-    for (float& x : s[u]) x = 0.0F;
-  }
+  for (int u = 0; u < units; ++u) tile::set_zero(s[u]);
   auto& keys = shared.k[stage];
   const u32 lane = operand_lane();
 #pragma unroll
@@ -221,19 +210,13 @@ template <ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::take_scores(int visit, Scores& s, Probabilities& probabilities, Outputs& o,
                                                tile::OnlineSoftmax (&softmax)[units]) {
   const tile::QueryTile t = current();
-  int block = visit;
-  bool full = false;  // a list says that the mask function hides nothing of the block
-  if constexpr (C.functions.block_lists) {
-    const u32 entry = ptx::shuffle(loader.entry_of(t, visit), 0);
-    block = static_cast<int>(entry / 2);
-    full = entry % 2 != 0;
-  }
-  const bool masked = block >= t.blocks.inner_end || block < t.blocks.inner_first;
+  const auto [block, whole] = tile::key_visit<C.functions, true>(p, t.index, visit);
+  const bool masked = t.blocks.needs_mask(block);
   const int key = block * C.tiling.block_n;
 #pragma unroll
   for (int u = 0; u < units; ++u) {
     tile::transform_scores<C.transform>(s[u], p.scale, p.softcap);
-    if constexpr (C.functions.given()) apply_functions(s[u], t, u, key, full);
+    if constexpr (C.functions.given()) apply_functions(s[u], t, u, key, whole);
     if constexpr (!flat) {
       if (masked) hide(s[u], t, u, key);
       exponentiate(t, u, key, s[u], probabilities[u], o[u], softmax[u]);
@@ -256,22 +239,19 @@ TANDEM_DEVICE void Sm80Forward<C>::hide(float (&s)[scores], const tile::QueryTil
                    tile::query_position<C.tiling>(p, tile::FragmentPosition(thread())));
 }
 
-/// The same of unit `u`, whose scores are those that the softmax takes.
+/// From logits to exponentials of unit `u`, with O rescaled.
 template <ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::exponentiate(const tile::QueryTile& t, int u, int key, float (&s)[scores],
                                                 u32 (&probabilities)[scores / 2], float (&o)[outputs],
                                                 tile::OnlineSoftmax& softmax) {
   float rescale[2];
-  float total[2];
-  softmax.update(s, rescale, scale_log2);
-  softmax.exponentials(s, total, scale_log2, [](int) {});
-  softmax.add(total, rescale);
+  softmax.add_block(s, rescale, scale_log2);
   if constexpr (C.functions.dropout) drop(s, t, u, key);
   tile::convert<C.tiling.element>(probabilities, s);
-  // In most blocks no row's maximum moves. A NaN, too, is not 1.
-  if (flat || ptx::any_lane(!(rescale[0] == 1.0F && rescale[1] == 1.0F))) {
-#pragma unroll
-    for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
+  if constexpr (flat) {
+    tile::scale_rows(o, rescale);
+  } else {
+    tile::scale_moved_rows(o, rescale);
   }
 }
 
@@ -303,17 +283,7 @@ TANDEM_DEVICE void Sm80Forward<C>::store(Outputs& o, const tile::OnlineSoftmax (
 #pragma unroll
   for (int u = 0; u < units; ++u) {
     tile::DroppedRows<C.functions.dropout, C.functions.dropout_places>().scale_kept(o[u], p);
-    if (C.schedule.split && t.part != tile::whole_tile) {
-      if constexpr (C.schedule.invariant) {
-        output(u).store_split(t.index, o[u], softmax[u], t.split, t.part);
-      } else {
-        output(u).store_part(t.index, o[u], softmax[u], t.part);
-      }
-    } else if constexpr (C.schedule.invariant) {
-      output(u).template store_merged<C.schedule.split>(t.index, o[u], softmax[u], t.split);
-    } else {
-      output(u).store(t.index, o[u], softmax[u]);
-    }
+    output(u).template store<C.schedule.split>(t.index, o[u], softmax[u], t.part, t.split);
   }
 }
 
@@ -331,8 +301,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), ctas_per_sm(C))
   static_assert(sizeof(Sm80ForwardShared<C>) == forward_shared_bytes(C));
   auto& shared = *reinterpret_cast<Sm80ForwardShared<C>*>(ptx::dynamic_shared());
   if constexpr (C.schedule.split) ptx::launch_next_grid();
-  // The shuffle lets ptxas know that the number is uniform over the warp.
-  const int warp = static_cast<int>(ptx::shuffle(ptx::thread_index() / warp_size, 0));
+  const int warp = ptx::warp_index();
   Sm80Forward<C>(p, shared, warp).run();
 }
 

@@ -5,7 +5,7 @@
 #include "tile/copied_rows.cuh"
 #include "tile/functions.cuh"
 #include "tile/select.cuh"
-#include "tile/walk.cuh"
+#include "tile/visits.cuh"
 
 namespace tandem {
 
@@ -74,16 +74,6 @@ struct Sm80ForwardLoader {
     }
   }
 
-  /// With lists: the entry of a visit, in which the list is read anew, and the key block of a visit, whether
-  /// there are lists or not.
-  TANDEM_DEVICE u32 entry_of(const tile::QueryTile& t, int visit) const {
-    return ptx::load_global(tile::list_of(p.functions.lists, t.index) + 1 + visit);
-  }
-  TANDEM_DEVICE int block_of(const tile::QueryTile& t, int visit) const {
-    if constexpr (C.functions.block_lists) return static_cast<int>(entry_of(t, visit) / 2);
-    return visit;
-  }
-
   /// K of a visit, if it is one of the current tile's, to buffer `stage`, which all threads have read; the
   /// same of V.
   TANDEM_DEVICE void load_k(int visit, int stage) {
@@ -100,7 +90,7 @@ struct Sm80ForwardLoader {
   TANDEM_DEVICE void load(Tile& to, const tile::KeyRows<C.keys>& rows, const tile::QueryTile& t, int visit,
                           int columns) {
     if (visit >= t.blocks.first) {
-      const int block = block_of(t, visit);
+      const int block = tile::key_visit<C.functions>(p, t.index, visit).block;
       Copier::copy(to, columns,
                    [&](int row, int column) { return rows.from(block * C.tiling.block_n + row, column); });
     }

@@ -10,8 +10,8 @@
 #pragma once
 
 #include "ops/forward/config.hpp"
-#include "ops/forward/sm90/forward_consumer.cuh"
 #include "ops/forward/sm90/forward_converter.cuh"
+#include "ops/forward/sm90/forward_rows.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/registers.cuh"
 
@@ -21,16 +21,8 @@ template <ForwardConfig C>
 TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ ForwardKernelParams<C> p) {
   static_assert(sizeof(ForwardShared<C>) == forward_shared_bytes(C));
   auto& shared = *reinterpret_cast<ForwardShared<C>*>(ptx::dynamic_shared());
-  // The shuffle lets ptxas know that the number is uniform over the warp.
-  const int warp = static_cast<int>(ptx::shuffle(ptx::thread_index() / warp_size, 0));
-  if (ptx::thread_index() == 0) shared.init();
-  for (int w = 0; w < C.consumers(); ++w) {
-    for (auto& q : shared.q[w]) {
-      tile::clear_unfilled<C.tiling>(q, p, static_cast<int>(ptx::thread_index()), C.threads());
-    }
-  }
-  ptx::sync_block();
-  if constexpr (C.schedule.split) ptx::launch_next_grid();
+  const int warp = ptx::warp_index();
+  begin_forward<C>(p, shared, shared);
 
   auto consume = [&](int warpgroup) {
     ForwardConsumer<C> consumer(p, shared, warpgroup, static_cast<int>(ptx::thread_index()) % warpgroup_size);
@@ -40,11 +32,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ 
   if constexpr (C.schedule.specialised) {
     if (warp < 4) {
       ptx::release_registers<C.registers().producer>();
-      if (warp == 0) {
-        ForwardLoader<C> loader(p, shared);
-        while (loader.step()) {
-        }
-      }
+      if (warp == 0) ForwardLoader<C>(p, shared).run();
     } else if (C.converts() && warp < 8) {
       if constexpr (C.converts()) {
         ptx::release_registers<C.registers().converter>();

@@ -10,11 +10,11 @@
 #include "tile/pipeline.cuh"
 #include "tile/select.cuh"
 #include "tile/shared_tile.cuh"
-#include "tile/walk.cuh"
+#include "tile/visits.cuh"
 
 namespace tandem {
 
-/// Those with the scales of K and V of 8 bits.
+/// Params with the scales of K and V of 8 bits.
 template <ForwardConfig C>
 using ForwardScaledParams = typename Select<C.row_scales, WithRowScales<WithKeyScales<ForwardMaskParams<C>>>,
                                             WithKeyScales<ForwardMaskParams<C>>>::type;
@@ -168,8 +168,8 @@ struct ForwardLoader {
   typename tile::Ring<C.q_stages>::Position q_at;
   ForwardTiles<C> tiles;
   tile::QueryTile t;
-  int block = -1;  ///< whose V is loaded next
-  int kv_head = 0;
+  int block = -1;   ///< whose V is loaded next
+  int kv_head = 0;  ///< of the tile: its divisions take as long as starting a copy
   [[no_unique_address]] PagePlaces<by_all_lanes> places;
 
   TANDEM_DEVICE ForwardLoader(const ForwardKernelParams<C>& params, Shared& s)
@@ -177,8 +177,6 @@ struct ForwardLoader {
     t.blocks = {0, 0, 0, 0};
   }
 
-  // The two paths have nothing in common but their order: shared lines would cost the kernels without pages
-  // registers of the producer.
   TANDEM_DEVICE void load_k(int b) {
     if constexpr (by_all_lanes) {
       places.k = tile::page_place<C.keys>(p, t.index, places.divider, b * C.tiling.block_n,
@@ -191,7 +189,7 @@ struct ForwardLoader {
     } else {
       auto& to = shared.loaded_k()[k_at.stage];
       ptx::Mbarrier& full = shared.loaded_k_ring().acquire(k_at, to.bytes);
-      tile::load_keys<C.keys>(to, p.k, full, p, t.index, key_block(b) * C.tiling.block_n, head(), hint());
+      tile::load_keys<C.keys>(to, p.k, full, p, t.index, first_key(b), kv_head, hint());
     }
     k_at.advance();
   }
@@ -203,7 +201,7 @@ struct ForwardLoader {
     } else {
       auto& to = shared.loaded_v()[v_at.stage];
       ptx::Mbarrier& full = shared.loaded_v_ring().acquire(v_at, to.bytes);
-      tile::load_keys<C.keys>(to, p.v, full, p, t.index, key_block(b) * C.tiling.block_n, head(), hint());
+      tile::load_keys<C.keys>(to, p.v, full, p, t.index, first_key(b), kv_head, hint());
     }
     v_at.advance();
   }
@@ -217,15 +215,13 @@ struct ForwardLoader {
       load_pages(shared.k_group_ring(g), k_at, to, p.k, b, places.k);
     } else {
       ptx::Mbarrier& full = shared.k_group_ring(g).acquire(k_at, to.bytes);
-      tile::load_keys<C.keys>(to, p.k, full, p, t.index, b * C.tiling.block_n, head(), hint());
+      tile::load_keys<C.keys>(to, p.k, full, p, t.index, first_key(b), kv_head, hint());
     }
     if constexpr (g + 1 < KeyGroups<C>::count) load_k_groups<g + 1>(b);
   }
-  /// The number of the key block that the tile visits at `b`: another one where there is a list.
-  TANDEM_DEVICE int key_block(int b) const {
-    if constexpr (C.functions.block_lists)
-      return static_cast<int>(ptx::load_global(tile::list_of(p.functions.lists, t.index) + 1 + b) / 2);
-    return b;
+  /// The first key of visit `b`.
+  TANDEM_DEVICE int first_key(int b) const {
+    return tile::key_visit<C.functions>(p, t.index, b).block * C.tiling.block_n;
   }
   /// Block `b` of K or V from pages: all lanes share its boxes.
   template <typename Ring, typename Position, typename Tile>
@@ -234,13 +230,9 @@ struct ForwardLoader {
     if (leader) ring.acquire(at, Tile::bytes);
     ptx::sync_warp();
     tile::load_pages<C.keys>(to, map, ring.full[at.stage], p, t.index, places.divider, b * C.tiling.block_n,
-                             head(), lane(), place, hint());
+                             kv_head, lane(), place, hint());
   }
   static TANDEM_DEVICE int lane() { return static_cast<int>(ptx::thread_index()) % warp_size; }
-  /// The tile's KV head. Found once a tile where blocks are many beside products: its divisions take as long
-  /// as starting a copy. Elsewhere it is left to ptxas, whose loop is another one with it.
-  static constexpr bool keeps_head = by_all_lanes || C.schedule.split || C.by_warps() || C.v_in_k;
-  TANDEM_DEVICE int head() const { return keeps_head ? kv_head : tile::key_head(p, t.index); }
   TANDEM_DEVICE ptx::CacheHint hint() const {
     return tile::hint_of<C.schedule.split, C.tiling, C.cluster()>(p, t.index);
   }
@@ -265,10 +257,9 @@ struct ForwardLoader {
     if (block < t.blocks.first) {
       do {
         if (!tiles.template next<true>(t, leader)) return false;
-        if constexpr (C.functions.block_lists) t.blocks = tile::listed_blocks(p.functions.lists, t.index);
       } while (t.blocks.first >= t.blocks.end);
       block = t.blocks.end - 1;
-      if constexpr (keeps_head) kv_head = tile::key_head(p, t.index);
+      kv_head = tile::key_head(p, t.index);
       if (by_all_lanes || leader) load_q();
     }
     if (by_all_lanes || leader) {
@@ -279,7 +270,24 @@ struct ForwardLoader {
     --block;
     return true;
   }
+  TANDEM_DEVICE void run() {
+    while (step()) {
+    }
+  }
 };
+
+/// How the forward kernels begin: `shared` makes the barriers, and what Q does not fill is cleared.
+template <ForwardConfig C, typename Shared>
+TANDEM_DEVICE void begin_forward(const ForwardParams& p, Shared& shared, ForwardShared<C>& in) {
+  if (ptx::thread_index() == 0) shared.init();
+  for (int w = 0; w < C.consumers(); ++w) {
+    for (auto& q : in.q[w]) {
+      tile::clear_unfilled<C.tiling>(q, p, static_cast<int>(ptx::thread_index()), C.threads());
+    }
+  }
+  ptx::sync_blocks<C.cluster()>();
+  if constexpr (C.schedule.split) ptx::launch_next_grid();
+}
 
 /// Replaces the loader of a consumer if there is a producer warp.
 template <ForwardConfig C>

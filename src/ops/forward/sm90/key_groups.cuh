@@ -58,7 +58,7 @@ struct StripsOf {
   }
 };
 
-/// The same by a CTA of a cluster of two, which loads every second strip for both, from the `turn`-th (0 or
+/// The strips of a CTA of a cluster of two, which loads every second strip for both, from the `turn`-th (0 or
 /// 1) on. The other CTA loads those between.
 template <typename Tile, int first, int count>
 struct EverySecondStripOf {

@@ -77,7 +77,7 @@ struct WideScorer {
         shared(s),
         thread(thread_),
         position(thread_),
-        scale_log2((C.transform == ScoreTransform::raw ? params.scale : 1.0F) * tile::log2_e),
+        scale_log2(tile::scale_log2_of<C.transform>(params)),
         tiles(params, s.in.tiles) {}
 
   TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
@@ -100,7 +100,7 @@ struct WideScorer {
     tile::OnlineSoftmax softmax;
     shared.in.q_ring[0].wait(q_at);
     for (int block = t.blocks.end - 1; block >= t.blocks.first; --block) {
-      step(t, block, block >= inner.inner_end || block < inner.inner_first, softmax);
+      step(t, block, inner.needs_mask(block), softmax);
     }
     if (warp_leader()) shared.in.q_ring[0].release(q_at);
     q_at.advance();
@@ -134,12 +134,7 @@ struct WideScorer {
                        tile::query_position<C.tiling>(p, position));
     }
     float rescale[2];
-    float total[2];
-    softmax.update(s, rescale, scale_log2);
-    float subtract[2];
-    softmax.bring_near(s, subtract, scale_log2);
-    softmax.exponentials(s, total, subtract, scale_log2, [](int) {});
-    softmax.add(total, rescale);
+    softmax.add_block<true>(s, rescale, scale_log2);
     u32 packed[scores / 2];
     tile::convert<C.tiling.element>(packed, s);
     hand_over(shared.exchange.block_ring, block_at, [&] {
@@ -260,8 +255,7 @@ struct WideOutput {
     const tile::BlockRange blocks = ptx::load_shared(&told.tile.blocks);
     const int seqlen_k = ptx::load_shared(&told.tile.index.seqlen_k);
     float o[outputs];
-#pragma unroll
-    for (float& x : o) x = 0.0F;
+    tile::set_zero(o);
     for (int block = blocks.end - 1; block >= blocks.first; --block) {
       step(seqlen_k - block * C.tiling.block_n, o);
     }
@@ -286,14 +280,7 @@ struct WideOutput {
     }
     release(shared.exchange.sum_ring, sum_at);
     tile::find_infinite<C.mask>(softmax, output, t.index);
-    if (C.schedule.split && t.part != tile::whole_tile) {
-      if constexpr (C.schedule.invariant) return output.store_split(t.index, o, softmax, t.split, t.part);
-      output.store_part(t.index, o, softmax, t.part);
-    } else if constexpr (C.schedule.invariant) {
-      output.template store_merged<C.schedule.split>(t.index, o, softmax, t.split);
-    } else {
-      output.store(t.index, o, softmax);
-    }
+    output.template store<C.schedule.split>(t.index, o, softmax, t.part, t.split);
   }
 
   /// O = rescale O + P V of a block of which `valid` keys exist.
@@ -304,11 +291,7 @@ struct WideOutput {
     float rescale[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) rescale[h] = ptx::load_shared(&shared.exchange.rescale[position.row(h)]);
-    // In most blocks no row's maximum moves. A NaN, too, is not 1.
-    if (ptx::any_lane(!(rescale[0] == 1.0F && rescale[1] == 1.0F))) {
-#pragma unroll
-      for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
-    }
+    tile::scale_moved_rows(o, rescale);
     if (C.mask.varlen && valid < C.tiling.block_n) clear_tail(max(valid, 0));
     issue(o);
     if constexpr (C.v_in_k) release_first_products();
@@ -364,15 +347,9 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1)
     forward_wide(const __grid_constant__ ForwardKernelParams<C> p) {
   static_assert(sizeof(WideShared<C>) == forward_shared_bytes(C));
   auto& shared = *reinterpret_cast<WideShared<C>*>(ptx::dynamic_shared());
-  // The shuffle lets ptxas know that the number is uniform over the warp.
-  const int warp = static_cast<int>(ptx::shuffle(ptx::thread_index() / warp_size, 0));
+  const int warp = ptx::warp_index();
   const int thread = static_cast<int>(ptx::thread_index()) % warpgroup_size;
-  if (ptx::thread_index() == 0) shared.init();
-  for (auto& q : shared.in.q[0]) {
-    tile::clear_unfilled<C.tiling>(q, p, static_cast<int>(ptx::thread_index()), C.threads());
-  }
-  ptx::sync_blocks<C.cluster()>();
-  if constexpr (C.schedule.split) ptx::launch_next_grid();
+  begin_forward<C>(p, shared, shared.in);
   if (warp < 4) {
     ptx::release_registers<C.registers().scorer>();
     WideScorer<C>(p, shared, thread).run();
@@ -383,11 +360,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1)
     }
   } else {
     ptx::release_registers<C.registers().producer>();
-    if (warp == 4 * (1 + wide_parts)) {
-      ForwardLoader<C> loader(p, shared.in);
-      while (loader.step()) {
-      }
-    }
+    if (warp == 4 * (1 + wide_parts)) ForwardLoader<C>(p, shared.in).run();
   }
   // The other CTA may still copy to this one, or arrive at its barriers.
   if constexpr (C.pairs) {

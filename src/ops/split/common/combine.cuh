@@ -111,9 +111,7 @@ struct CombineRow {
       reference[k] = part.reference;
       own.take(part);
     }
-    float top = own.reference;
-#pragma unroll
-    for (int d = 1; d < warp_size; d *= 2) top = ptx::fmax(top, ptx::shuffle_xor(top, d));
+    float top = tile::largest_of_lanes(own.reference);
     if (lane == 0) ptx::store_shared(shared.largest + thread / warp_size, top);
     ptx::sync_block();
 #pragma unroll
@@ -123,8 +121,7 @@ struct CombineRow {
       ptx::store_shared(shared.weights + thread + k * threads, tile::RowSum::worth(reference[k], top));
     }
     float total = own.sum * tile::RowSum::worth(own.reference, top);
-#pragma unroll
-    for (int d = 1; d < warp_size; d *= 2) total += ptx::shuffle_xor(total, d);
+    total = tile::sum_of_lanes(total);
     if (lane == 0) ptx::store_shared(shared.totals + thread / warp_size, total);
     ptx::sync_block();
     total = ptx::load_shared(shared.totals);
@@ -289,7 +286,7 @@ TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group,
   tile::TileIndex t;
   u32 start = 0;
   u32 cost = 0;
-  // Of a pair of tiles each CTA of a cluster has one.
+  // Each CTA of a cluster has one tile of a pair.
   constexpr u32 cluster = static_cast<u32>(C.cluster());
   const u32 rank = number % cluster;
   if (!line.locate_tile(number / cluster, t, start, cost)) return;
