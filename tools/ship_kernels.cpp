@@ -1,8 +1,8 @@
 // Compiles the kernels that are shipped inside the library. Needs NVRTC, no GPU.
 //
-//   ship_kernels ARCHIVE [WORKERS [FOLDER]]   writes them; says which would be slow. WORKERS: one a core
-//   unless given. FOLDER: each image too, as a file, and their names in names.txt, for
-//   scripts/same_kernels.py
+//   ship_kernels ARCHIVE [WORKERS [FOLDER [EVERY]]]   writes them; says which would be slow. WORKERS: one a
+//   core unless given. FOLDER: each image too, as a file, and their names in names.txt, and of kernels only
+//   every so many-th, for scripts/compare_kernels.py
 //
 // Exits with 1 if a kernel did not compile. It does not refuse slow ones: another ptxas than the one the
 // tiles were chosen with may spill, and a slow kernel is better than none. The tests refuse them
@@ -170,8 +170,9 @@ void write_images(const std::filesystem::path& folder, const std::vector<Item>& 
 }
 
 /// Whether every kernel compiled.
-bool run(const char* archive, unsigned workers, const char* folder) {
+bool run(const char* archive, unsigned workers, const char* folder, unsigned every) {
   std::vector<Item> items = items_to_compile();
+  std::erase_if(items, [&, i = 0U](const Item&) mutable { return i++ % every != 0; });
   compile_all(items, workers);
   report(items);
   write(archive, items);
@@ -183,12 +184,14 @@ bool run(const char* archive, unsigned workers, const char* folder) {
 
 int main(int argc, char** argv) try {
   unsigned workers = std::max(1U, std::thread::hardware_concurrency());
+  unsigned every = 1;
   if (argc > 2) std::from_chars(argv[2], argv[2] + std::strlen(argv[2]), workers);
-  if (argc < 2 || argc > 4 || workers == 0) {
-    fmt::print(stderr, "usage: ship_kernels ARCHIVE [WORKERS [FOLDER]]\n");
+  if (argc > 4) std::from_chars(argv[4], argv[4] + std::strlen(argv[4]), every);
+  if (argc < 2 || argc > 5 || workers == 0 || every == 0) {
+    fmt::print(stderr, "usage: ship_kernels ARCHIVE [WORKERS [FOLDER [EVERY]]]\n");
     return 2;
   }
-  return run(argv[1], workers, argc > 3 ? argv[3] : nullptr) ? 0 : 1;
+  return run(argv[1], workers, argc > 3 ? argv[3] : nullptr, every) ? 0 : 1;
 } catch (const std::exception& e) {
   fmt::print(stderr, "ship_kernels: {}\n", e.what());
   return 1;

@@ -1,12 +1,12 @@
-"""Whether a change leaves the GPU kernels as they were, instruction by instruction.
+"""What a change makes of the GPU kernels: registers, local memory and size before and after.
 
-    python scripts/same_kernels.py [COMMIT]      COMMIT: HEAD unless given
+    python scripts/compare_kernels.py [COMMIT] [--every N]      COMMIT: HEAD unless given
 
-Compiles the shipped set of COMMIT and of the working tree by NVRTC and compares the machine code kernel by
-kernel: instructions, registers, constants, relocations; of portable kernels their PTX. Names of symbols do
-not count, so that a Config may be renamed. Prints "shipped set: N of N kernels identical" and those that
-differ, each with its size and registers before and after; exits with 1 if any does. No GPU is needed. Work is
-kept in build/same_kernels: a second run compiles what changed.
+Compiles the shipped set of COMMIT and of the working tree by NVRTC, or every N-th kernel of it, and compares
+them one by one. Kernels whose machine code is the same are counted; names of symbols do not matter, so that a
+Config may be renamed. Of the others it prints both sides, and it exits with 1 if one has more local memory
+than before. No GPU is needed. Work is kept in build/compare_kernels: a second run compiles what changed. All
+of the set takes half an hour of processor time, every 16th kernel two minutes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-WORK = ROOT / "build" / "same_kernels"
+WORK = ROOT / "build" / "compare_kernels"
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled kernel: what it is called, and what it is."""
+    """A compiled kernel: what it is called, what it is, and what it takes of an SM and of memory."""
 
     name: str
     digest: str
     instructions: int
     registers: int
+    local_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.instructions} instructions, {self.registers} registers, {self.local_bytes} local bytes"
 
 
 def sections(cubin: bytes) -> list[tuple[str, int, bytes]]:
@@ -57,11 +61,11 @@ def reads_globals(code: bytes) -> bool:
     return any(word & 0xFFF in (0xB82, 0xAB9) and word >> 54 & 31 == 4 for word in words)
 
 
-def registers_of(info: bytes) -> int:
-    """The register count among the attributes of .nv.info: format, attribute, size, symbol, value."""
+def attribute(info: bytes, wanted: int) -> int:
+    """A number among the attributes of .nv.info: format, attribute, size, symbol, value."""
     for at in range(0, len(info) - 11, 12):
-        form, attribute, _, _, value = struct.unpack_from("<BBHII", info, at)
-        if (form, attribute) == (4, 0x2F):
+        form, found, _, _, value = struct.unpack_from("<BBHII", info, at)
+        if (form, found) == (4, wanted):
             return int(value)
     return 0
 
@@ -71,13 +75,13 @@ def kernel(name: str, cubin: bytes) -> Kernel:
     room for parameters. NVRTC emits every constant of the source as a global variable, in any order; those
     count where a kernel reads one."""
     digest = hashlib.sha256()
-    registers = 0
+    registers = local_bytes = 0
     found = sections(cubin)
     code = b"".join(contents for section, _, contents in found if section.startswith(".text"))
     globals_ = (".nv.global", ".nv.constant4") if reads_globals(code) else ()
     for section, _, contents in found:
         if section == ".nv.info":
-            registers = registers_of(contents)
+            registers, local_bytes = attribute(contents, 0x2F), attribute(contents, 0x11)
             digest.update(struct.pack("<I", registers))
         elif section.startswith(".rela.text"):
             for at in range(0, len(contents) - 23, 24):
@@ -85,14 +89,14 @@ def kernel(name: str, cubin: bytes) -> Kernel:
                 digest.update(struct.pack("<QI", offset, relocation & 0xFFFFFFFF))
         elif section.startswith((".text", ".nv.constant0", ".nv.constant2", ".nv.constant3", *globals_)):
             digest.update(section.split(".")[1].encode() + struct.pack("<Q", len(contents)) + contents)
-    return Kernel(name, digest.hexdigest(), len(code) // 16, registers)
+    return Kernel(name, digest.hexdigest(), len(code) // 16, registers, local_bytes)
 
 
 def portable_kernel(name: str, ptx: bytes) -> Kernel:
-    """The same of PTX: its text, but for the name of the kernel. The driver chooses registers."""
+    """A kernel in PTX, which counts as its text but for the name. The driver chooses registers."""
     entry = re.search(rb"\.entry (\w+)", ptx)
     text = ptx.replace(entry[1], b"kernel") if entry else ptx
-    return Kernel(f"{name}, portable", hashlib.sha256(text).hexdigest(), text.count(b";\n"), 0)
+    return Kernel(f"{name}, portable", hashlib.sha256(text).hexdigest(), text.count(b";\n"), 0, 0)
 
 
 def read(folder: Path) -> list[Kernel]:
@@ -107,19 +111,13 @@ def read(folder: Path) -> list[Kernel]:
     return found
 
 
-def differences(before: list[Kernel], after: list[Kernel]) -> list[tuple[Kernel | None, Kernel | None]]:
-    """Kernels of one side whose code the other side lacks, paired in their order."""
-    gone = list(before)
-    new = []
-    for now in after:
-        same = next((was for was in gone if was.digest == now.digest), None)
-        if same:
-            gone.remove(same)
-        else:
-            new.append(now)
-    longer = max(len(gone), len(new))
-    pad = [None] * longer
-    return list(zip((gone + pad)[:longer], (new + pad)[:longer], strict=True))
+def differences(before: list[Kernel], after: list[Kernel]) -> list[tuple[Kernel | None, Kernel]]:
+    """Kernels whose code has changed, and what each was: the one of its name, or in sets of one size the one
+    at its place."""
+    of_name = {one.name: one for one in before}
+    by_place = before if len(before) == len(after) else [None] * len(after)
+    pairs = [(of_name.get(now.name, was), now) for was, now in zip(by_place, after, strict=True)]
+    return [(was, now) for was, now in pairs if was is None or was.digest != now.digest]
 
 
 def call(command: list[str | Path], environment: dict[str, str] | None = None) -> str:
@@ -128,12 +126,12 @@ def call(command: list[str | Path], environment: dict[str, str] | None = None) -
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     )
     if run.returncode:
-        sys.exit(f"{run.stdout}\nsame_kernels: {' '.join(map(str, command))} failed")
+        sys.exit(f"{run.stdout}\ncompare_kernels: {' '.join(map(str, command))} failed")
     return run.stdout.strip()
 
 
-def compile_set(source: Path, name: str) -> list[Kernel]:
-    """Builds `source`'s ship_kernels in build/same_kernels/NAME and compiles its set there."""
+def compile_set(source: Path, name: str, every: str) -> list[Kernel]:
+    """Builds `source`'s ship_kernels in build/compare_kernels/NAME and compiles its set there."""
     build, folder = WORK / name / "build", WORK / name / "cubins"
     off = [f"-DTANDEM_BUILD_{part}=OFF" for part in ("CLI", "TESTS", "BENCH")]
     options = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DTANDEM_NVRTC={nvrtc()}", *off]
@@ -142,7 +140,8 @@ def compile_set(source: Path, name: str) -> list[Kernel]:
     shutil.rmtree(folder, ignore_errors=True)
     environment = os.environ | {"TANDEM_CACHE_DIR": str(WORK / "cache"), "TANDEM_NVRTC": nvrtc()}
     jobs = str(os.cpu_count() or 2)
-    call([build / "src" / "ship_kernels", WORK / name / "archive", jobs, folder], environment)
+    sample = [] if every == "1" else [every]
+    call([build / "src" / "ship_kernels", WORK / name / "archive", jobs, folder, *sample], environment)
     return read(folder)
 
 
@@ -152,14 +151,12 @@ def nvrtc() -> str:
         return os.environ["TANDEM_NVRTC"]
     found = sorted((ROOT / "build" / "venv").glob("lib/python*/site-packages/nvidia/**/libnvrtc.so.1[23]"))
     if not found:
-        sys.exit(
-            "same_kernels: no NVRTC in build/venv; run scripts/bootstrap, or set TANDEM_NVRTC to a libnvrtc"
-        )
+        sys.exit("compare_kernels: no NVRTC in build/venv; run scripts/bootstrap, or set TANDEM_NVRTC")
     return str(found[0])
 
 
 def checkout(commit: str) -> Path:
-    """A work tree of `commit` in build/same_kernels/before/source."""
+    """A work tree of `commit` in build/compare_kernels/before/source."""
     source = WORK / "before" / "source"
     if not source.exists():
         call(["git", "-C", ROOT, "worktree", "prune"])
@@ -173,18 +170,19 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("commit", nargs="?", default="HEAD")
-    commit = parser.parse_args().commit
-    sha = call(["git", "-C", ROOT, "rev-parse", "--short", commit])
-    before = compile_set(checkout(sha), "before")
-    after = compile_set(ROOT, "after")
-    different = differences(before, after)
-    for was, now in different:
-        for sign, one in (("-", was), ("+", now)):
-            if one:
-                print(f"{sign} {one.name}\n    {one.instructions} instructions, {one.registers} registers")
-    same = len(after) - sum(now is not None for _, now in different)
-    print(f"shipped set: {same} of {len(after)} kernels identical to {sha}'s {len(before)}")
-    return 1 if different else 0
+    parser.add_argument("--every", default="1", metavar="N", help="compile every N-th kernel")
+    given = parser.parse_args()
+    sha = call(["git", "-C", ROOT, "rev-parse", "--short", given.commit])
+    before = compile_set(checkout(sha), "before", given.every)
+    after = compile_set(ROOT, "after", given.every)
+    changed = differences(before, after)
+    worse = [now for was, now in changed if now.local_bytes > (was.local_bytes if was else 0)]
+    for was, now in changed:
+        print(f"{now.name}\n  - {was}\n  + {now}{'  MORE LOCAL MEMORY' if now in worse else ''}")
+    identical = len(after) - len(changed)
+    print(f"shipped set: {identical} of {len(after)} kernels identical to {sha}'s {len(before)}", end="; ")
+    print(f"{len(worse)} with more local memory")
+    return 1 if worse else 0
 
 
 if __name__ == "__main__":
