@@ -22,15 +22,6 @@ struct InfoOptions {
   bool json = false;
 };
 
-std::vector<cpu::Target> targets() {
-  std::vector<cpu::Target> result;
-  for (const auto target : {cpu::Target::portable, cpu::Target::avx2, cpu::Target::avx512,
-                            cpu::Target::avx512_bf16, cpu::Target::neon}) {
-    if (cpu::available(target)) result.push_back(target);
-  }
-  return result;
-}
-
 Json gpu_json(const gpu::Description& d) {
   Json devices = Json::array();
   for (const gpu::DeviceSummary& device : d.devices) {
@@ -63,7 +54,7 @@ int info_machine(bool json) {
   const Machine m = machine();
   const gpu::Description gpus = gpu::describe();
   std::vector<std::string> names;
-  for (const cpu::Target target : targets()) names.emplace_back(cpu::name_of(target));
+  for (const cpu::Target target : cpu::available_targets()) names.emplace_back(cpu::name_of(target));
   const std::string compiler = __VERSION__;
   if (json) {
     print_json({{"version", version()},

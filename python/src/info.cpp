@@ -11,10 +11,7 @@ namespace tandem::python {
 
 nb::dict cpu_info() {
   nb::list targets;
-  for (const auto target : {cpu::Target::portable, cpu::Target::avx2, cpu::Target::avx512,
-                            cpu::Target::avx512_bf16, cpu::Target::neon}) {
-    if (cpu::available(target)) targets.append(cpu::name_of(target));
-  }
+  for (const cpu::Target target : cpu::available_targets()) targets.append(cpu::name_of(target));
   nb::dict info;
   info["target"] = cpu::name_of(cpu::best_target());
   info["targets"] = targets;

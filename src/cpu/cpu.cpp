@@ -1,14 +1,9 @@
 #include "cpu/cpu.hpp"
 
-#include <algorithm>
-
 #include "cpu/backward/add.hpp"
-#include "cpu/common/threads.hpp"
 #include "cpu/common/workspace.hpp"
 #include "cpu/quantize/dequantize.hpp"
-#include "cpu/targets/kernels.hpp"
 #include "problem/mixed.hpp"
-#include "problem/recipe_of.hpp"
 
 namespace tandem::cpu {
 namespace {
@@ -26,34 +21,6 @@ void run_pass(const Plan& plan, const Problem& problem, std::byte* workspace, St
 }
 
 }  // namespace
-
-Config choose(const Problem& problem, int threads) {
-  Config config;
-  config.target = best_target();
-  config.threads = usable_threads(threads);
-  if (problem.pass == Pass::backward) {
-    config.block_q = backward_block_q;
-    config.block_k = backward_block_k;
-    return config;
-  }
-  if (problem.precision != Precision::exact) {
-    config.recipe = recipe_of(problem);
-    config.block_q = config.block_k = quant_block;
-    return config;
-  }
-  config.block_k = 128;
-  // From about 64 rows a tile up to 256, as long as that leaves every thread 8 tiles: the larger, the less
-  // often K and V are fetched and converted (1 % in f32 and 2.5 % in bf16 from 128 to 256, nothing from
-  // there). Results do not depend on it.
-  const int stripe = kernels(config.target).forward.stripe;
-  const std::int64_t rows = problem.heads_q * problem.rows_q * (problem.packed_q ? 1 : problem.batch);
-  config.block_q = stripe * std::max(1, 64 / stripe);
-  while (config.block_q <= 128 &&
-         rows / (2 * config.block_q) >= 8 * static_cast<std::int64_t>(config.threads)) {
-    config.block_q *= 2;
-  }
-  return config;
-}
 
 Plan::Plan(const Problem& call, int threads)
     : Plan(copies(call) ? dequantized(call) : call, choose(call, threads)) {

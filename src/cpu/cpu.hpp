@@ -36,10 +36,6 @@ struct Plan {
   std::size_t workspace_bytes = 0;  ///< grows with threads times tile, never with seqlen squared
 };
 
-/// The Config for a Problem on this machine; threads 0 means OMP_NUM_THREADS or every core the process may
-/// use.
-Config choose(const Problem& problem, int threads);
-
 /// Once `stop` is wanted this returns as it is, and outputs hold anything.
 void run(const Plan& plan, std::span<std::byte> workspace, Stop* stop = nullptr);
 

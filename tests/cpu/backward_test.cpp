@@ -23,15 +23,6 @@ using harness::Call;
 using harness::Case;
 using harness::Random;
 
-std::vector<cpu::Target> targets() {
-  std::vector<cpu::Target> result;
-  for (const cpu::Target target : {cpu::Target::portable, cpu::Target::avx2, cpu::Target::avx512,
-                                   cpu::Target::avx512_bf16, cpu::Target::neon}) {
-    if (cpu::available(target)) result.push_back(target);
-  }
-  return result;
-}
-
 /// Fills out and lse with the oracle's, rounded to their dtypes.
 void fill_forward(Call& call) {
   const reference::Forward exact = reference::forward(call.problem());
@@ -73,7 +64,7 @@ void run(Call& call, const cpu::Config& config) {
 void check(Call& call) {
   fill_forward(call);
   const harness::Expected expected = harness::expect(call, Pass::backward);
-  for (const cpu::Target target : targets()) {
+  for (const cpu::Target target : cpu::available_targets()) {
     const cpu::Config config = config_of(target, call.spec.threads);
     for (const cpu::Config& c : {config, small_tiles(config)}) {
       SCOPED_TRACE(std::string(cpu::name_of(target)) + " block_q " + std::to_string(c.block_q) + ": " +
@@ -122,7 +113,7 @@ TEST(CpuBackward, HeadDimensionsThatFillNoPanel) {
 
 TEST(CpuBackward, GradientsInF32AreThoseBeforeRounding) {
   for (const DType dtype : {DType::bf16, DType::f16}) {
-    for (const cpu::Target target : targets()) {
+    for (const cpu::Target target : cpu::available_targets()) {
       SCOPED_TRACE(cpu::name_of(target));
       Call call({.dtype = dtype, .head_dim_qk = 24, .head_dim_v = 40, .seqlen_q = 70, .seqlen_k = 90});
       fill_forward(call);
@@ -197,7 +188,7 @@ TEST(CpuBackward, ANanReachesExactlyWhatSeesIt) {
 
 /// On every instruction set.
 void expect_equal_bits(Call& call, std::initializer_list<int> numbers_of_threads) {
-  for (const cpu::Target target : targets()) {
+  for (const cpu::Target target : cpu::available_targets()) {
     std::vector<std::vector<std::byte>> first;
     for (const int threads : numbers_of_threads) {
       run(call, small_tiles(config_of(target, threads)));
@@ -273,7 +264,7 @@ TEST(CpuBackward, SequencesThatOverlapStayInTheirMemory) {
         call.cu_seqlens_k.set(b, static_cast<double>(random.between(-100, 600)));
         if (b % 2 == 1) call.cu_seqlens_k.set(b, static_cast<double>(random.between(400, 600)));
       }
-      for (const cpu::Target target : targets()) {
+      for (const cpu::Target target : cpu::available_targets()) {
         run(call, small_tiles(config_of(target, 8)));
         for (const Box* box : call.outputs(Pass::backward)) {
           EXPECT_TRUE(!box->given() || box->changed_outside().empty());

@@ -9,7 +9,7 @@
 #include <iterator>
 #include <vector>
 
-#include "cpu/common/threads.hpp"
+#include "cpu/common/config.hpp"
 #include "harness/runner.hpp"
 
 namespace tandem::cpu {

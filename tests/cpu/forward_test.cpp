@@ -321,9 +321,7 @@ TEST(Forward, TileSizeDoesNotChangeABit) {
     c.options.window_right = 10;
     Call call(c);
     const Problem problem = make_problem(call.forward_args());
-    for (const cpu::Target target : {cpu::Target::portable, cpu::Target::avx2, cpu::Target::avx512,
-                                     cpu::Target::avx512_bf16, cpu::Target::neon}) {
-      if (!cpu::available(target)) continue;
+    for (const cpu::Target target : cpu::available_targets()) {
       cpu::Config config = cpu::choose(problem, 1);
       config.target = target;
       std::vector<std::byte> first;

@@ -17,15 +17,6 @@ namespace {
 
 constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 
-std::vector<cpu::Target> targets() {
-  std::vector<cpu::Target> all;
-  for (const cpu::Target target : {cpu::Target::portable, cpu::Target::avx2, cpu::Target::avx512,
-                                   cpu::Target::avx512_bf16, cpu::Target::neon}) {
-    if (cpu::available(target)) all.push_back(target);
-  }
-  return all;
-}
-
 /// Quantized values and scales of f32 rows.
 struct Quantized {
   OperandType type;
@@ -78,7 +69,7 @@ TEST(Quantize, ValuesAndScalesAreThoseOfTheDefinition) {
   constexpr int dim = 40;
   const std::vector<float> x = normal_rows(rows, dim, 3);
   const auto at = [&](int row, int c) { return x[static_cast<std::size_t>(row * dim + c)]; };
-  for (const cpu::Target target : targets()) {
+  for (const cpu::Target target : cpu::available_targets()) {
     for (const OperandType type : {OperandType::e4m3, OperandType::s8}) {
       for (const ScaleGroup group : {ScaleGroup::block, ScaleGroup::row, ScaleGroup::channel}) {
         const Quantized q = quantize(target, x, dim, type, group);
@@ -118,7 +109,7 @@ TEST(Quantize, RoundsToEveryE4m3Code) {
       x.push_back(-value);
     }
   }
-  for (const cpu::Target target : targets()) {
+  for (const cpu::Target target : cpu::available_targets()) {
     const Quantized q = quantize(target, x, static_cast<int>(x.size()), OperandType::e4m3, ScaleGroup::row);
     for (int i = 0; i < static_cast<int>(x.size()); ++i) {
       const auto value = static_cast<double>(x[static_cast<std::size_t>(i)]);
@@ -130,7 +121,7 @@ TEST(Quantize, RoundsToEveryE4m3Code) {
 
 TEST(Quantize, SaturatedZeroAndNaN) {
   const float huge = 1e30F;
-  for (const cpu::Target target : targets()) {
+  for (const cpu::Target target : cpu::available_targets()) {
     for (const OperandType type : {OperandType::e4m3, OperandType::s8}) {
       const double limit = type == OperandType::s8 ? 127.0 : 448.0;
       // A scale from elsewhere may be too small: values saturate.
@@ -164,7 +155,7 @@ TEST(Quantize, RotationIsOrthogonal) {
     const std::vector<float> x = normal_rows(2, dim, static_cast<std::uint64_t>(dim));
     std::vector<float> spike(static_cast<std::size_t>(dim), 0.0F);
     spike[0] = 1.0F;
-    for (const cpu::Target target : targets()) {
+    for (const cpu::Target target : cpu::available_targets()) {
       // Row 0 against row 1, through e4m3's inverse: quantized values of f32 rows cannot show 1e-6, so the
       // scale is read instead.
       std::vector<float> scratch(static_cast<std::size_t>(2 * dim));
@@ -220,7 +211,7 @@ TEST(Quantize, SumsOfIntegerProductsAreExact) {
       const std::vector<double> values = box.values();
       return std::vector<float>(values.begin(), values.end());
     };
-    for (const cpu::Target target : targets()) {
+    for (const cpu::Target target : cpu::available_targets()) {
       const Quantized q =
           quantize(target, widened(call.q), static_cast<int>(dim), OperandType::s8, ScaleGroup::row, true);
       const Quantized k =

@@ -93,9 +93,8 @@ std::vector<Runner*>& registry() {
   static std::vector<std::unique_ptr<CpuRunner>> owned;
   static std::vector<Runner*> all = [] {
     std::vector<Runner*> result;
-    for (const cpu::Target target : {cpu::Target::portable, cpu::Target::avx2, cpu::Target::avx512,
-                                     cpu::Target::avx512_bf16, cpu::Target::neon}) {
-      if (!cpu::available(target) || (skips_portable() && target == cpu::Target::portable)) continue;
+    for (const cpu::Target target : cpu::available_targets()) {
+      if (skips_portable() && target == cpu::Target::portable) continue;
       owned.push_back(std::make_unique<CpuRunner>(target));
       result.push_back(owned.back().get());
     }

@@ -14,8 +14,7 @@ struct Rows {
   std::int64_t columns = 0;
 
   [[nodiscard]] std::size_t bytes() const {
-    const auto bytes = static_cast<std::size_t>(batch * rows * heads * columns) * sizeof(float);
-    return (bytes + scratch_alignment - 1) / scratch_alignment * scratch_alignment;
+    return whole_lines(static_cast<std::size_t>(batch * rows * heads * columns) * sizeof(float));
   }
 };
 

@@ -12,15 +12,30 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <variant>
 
-#include "cpu/backward/rows.hpp"
+#include "cpu/common/operand.hpp"
+#include "cpu/common/workspace.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/targets/kernels.hpp"
 
 namespace tandem::cpu {
 
 namespace {
+
+HeadRows head_rows(const Operand& x, std::int64_t batch, std::int64_t first_row, std::int64_t head) {
+  if (!x.given()) return {};
+  return {.data = element(x, batch, first_row, head), .row_stride = x.row_stride};
+}
+
+void clear_rows(const Operand& x, std::int64_t batch, std::int64_t first, std::int64_t last,
+                std::int64_t head, std::int64_t head_dim) {
+  if (!x.given()) return;
+  for (std::int64_t row = first; row < last; ++row) {
+    std::memset(element(x, batch, row, head), 0, static_cast<std::size_t>(head_dim) * size_of(x.dtype));
+  }
+}
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;

@@ -117,7 +117,7 @@ void add_to_elements(const CapturedPlace& at, const FunctionSource& slope, const
   }
 }
 
-/// Of half n of panel p and rows [r, r + count): scores are in `weight`, dP is in `dp`, and becomes the
+/// Half n of panel p has its scores of rows [r, r + count) in `weight` and dP in `dp`, which becomes the
 /// gradient of the logit.
 template <typename Tile>
 void captured_of_half(Tile& t, std::int64_t p, std::int64_t r, int count, int n) {

@@ -20,7 +20,7 @@ namespace tandem::cpu {
 class CapturedSchedule {
  public:
   CapturedSchedule() = default;
-  /// Of a problem that wants no such gradients: without work and without memory.
+  /// Has neither work nor memory for a problem that wants no such gradients.
   CapturedSchedule(const Problem& p, std::int64_t block_q);
 
   [[nodiscard]] std::int64_t parts() const { return parts_; }

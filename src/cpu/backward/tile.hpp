@@ -144,7 +144,7 @@ struct BackwardTile {
     return in_window(p, r, n);
   }
 
-  /// The same, whatever a function says.
+  /// What the window shows, whatever a function says.
   [[nodiscard]] Mask in_window(std::int64_t p, std::int64_t r, int n) const {
     const Range seen = queries_seeing(r);
     const std::int64_t origin = p * panel_lanes + n * vec_lanes;

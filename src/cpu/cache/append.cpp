@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/common/config.hpp"
 #include "cpu/common/operand.hpp"
-#include "cpu/common/threads.hpp"
 #include "cpu/targets/kernels.hpp"
 
 namespace tandem::cpu {

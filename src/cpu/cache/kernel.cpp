@@ -1,7 +1,7 @@
-// Rows that are appended to a cache, embedded and rounded to codes on the way, and rows of parts that are
+// Rows that are appended to a cache, embedded and rounded to 8 bits on the way, and rows of parts that are
 // merged. Compiled once for each instruction set (targets/targets.cmake).
 #include "cpu/cache/rows.hpp"
-#include "cpu/simd/codes.hpp"
+#include "cpu/simd/eight_bit.hpp"
 #include "cpu/simd/rotary.hpp"
 #include "cpu/simd/stage.hpp"
 #include "problem/append_problem.hpp"
@@ -9,20 +9,9 @@
 namespace tandem::cpu::TANDEM_TARGET {
 namespace {
 
-template <typename T>
-void widen(const void* from, int count, float* to) {
-  widen_rows(static_cast<const T*>(from), 0, 1, count, to, 0);
-}
-
 /// `count` elements as f32.
 void widen(const void* from, DType dtype, int count, float* to) {
-  switch (dtype) {
-    case DType::f16: return widen<f16>(from, count, to);
-    case DType::bf16: return widen<bf16>(from, count, to);
-    case DType::e4m3: return widen<e4m3>(from, count, to);
-    case DType::s8: return widen<s8>(from, count, to);
-    default: return widen<float>(from, count, to);
-  }
+  widen_rows(from, dtype, 0, 1, count, to, 0);
 }
 
 template <typename T>
@@ -34,21 +23,21 @@ void narrow(const float* from, int count, void* to) {
 }
 
 template <OperandType type>
-void round_to_codes(const float* from, int count, float scale, void* to) {
+void round_to_eight_bit(const float* from, int count, float scale, void* to) {
   auto* const out = static_cast<std::uint8_t*>(to);
   for (int c = 0; c < count; ++c) {
     const float quotient = from[c] / scale;
     // 0 / 0 has another sign on every processor.
-    out[c] = code_of_quotient<type>(from[c], quotient == quotient ? quotient : __builtin_nanf(""));
+    out[c] = eight_bit_of_quotient<type>(from[c], quotient == quotient ? quotient : __builtin_nanf(""));
   }
 }
 
-/// The same with the scale that quantize gives a row, which is returned.
+/// Takes the scale that quantize gives a row, and returns it.
 template <OperandType type>
 float round_by_row(const float* from, int count, void* to) {
   auto* const out = static_cast<std::uint8_t*>(to);
   const Scale scale = scale_for(largest_of(from, count), limit_of(type));
-  for (int c = 0; c < count; ++c) out[c] = code_of<type>(from[c], scale.inverse);
+  for (int c = 0; c < count; ++c) out[c] = eight_bit_of<type>(from[c], scale.inverse);
   return stored_scale<type>(scale.scale, all_finite(from, count));
 }
 
@@ -56,8 +45,8 @@ void narrow(const float* from, int count, float scale, DType dtype, void* to) {
   switch (dtype) {
     case DType::f16: return narrow<f16>(from, count, to);
     case DType::bf16: return narrow<bf16>(from, count, to);
-    case DType::e4m3: return round_to_codes<OperandType::e4m3>(from, count, scale, to);
-    case DType::s8: return round_to_codes<OperandType::s8>(from, count, scale, to);
+    case DType::e4m3: return round_to_eight_bit<OperandType::e4m3>(from, count, scale, to);
+    case DType::s8: return round_to_eight_bit<OperandType::s8>(from, count, scale, to);
     default: return narrow<float>(from, count, to);
   }
 }

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/common/config.hpp"
 #include "cpu/common/convert.hpp"
 #include "cpu/common/operand.hpp"
-#include "cpu/common/threads.hpp"
 #include "cpu/targets/kernels.hpp"
 
 namespace tandem::cpu {

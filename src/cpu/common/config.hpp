@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/targets/target.hpp"
+#include "problem/problem.hpp"
 #include "problem/recipe.hpp"
 
 namespace tandem::cpu {
@@ -14,5 +15,15 @@ struct Config {
   int block_k = 0;
   Recipe recipe;  ///< read if the problem's precision is not exact
 };
+
+/// The Config for a Problem on this machine; threads 0 means OMP_NUM_THREADS or every core the process may
+/// use.
+Config choose(const Problem& problem, int threads);
+
+/// How many threads a call has that wants so many; 0 means OMP_NUM_THREADS or every core the process may use.
+/// No more than there are cores, or 16 where there are fewer.
+/// 1 in the child of a process that had more: a child has only the thread that forked, and libgomp would wait
+/// for the others for ever.
+int usable_threads(int wanted);
 
 }  // namespace tandem::cpu

@@ -283,11 +283,7 @@ void attend(const ForwardTile* tiles, int heads, std::int64_t begin, std::int64_
 template <typename Function>
 TANDEM_INLINE void with_types(const ForwardTile& t, Function f) {
   const auto with_keys = [&]<typename T>() {
-    switch (t.key_dtype == t.dtype ? DType::f32 : t.key_dtype) {
-      case DType::e4m3: f.template operator()<T, e4m3>(); break;
-      case DType::s8: f.template operator()<T, s8>(); break;
-      default: f.template operator()<T, T>(); break;
-    }
+    with_key_type<T>(t, [&]<typename K>() { f.template operator()<T, K>(); });
   };
   switch (t.dtype) {
     case DType::f16: with_keys.template operator()<f16>(); break;
@@ -343,11 +339,7 @@ void write(const ForwardTile& t, const PartialView<const double>& total) {
 void finish_short(const ForwardTile& t, const double* total) {
   const PartialView<const double> state = partial_at(total, t.count);
   with_types(t, [&]<typename T, typename K>() {
-    switch (t.out_dtype) {
-      case DType::f16: write<T, K, f16>(t, state); break;
-      case DType::bf16: write<T, K, bf16>(t, state); break;
-      default: write<T, K, float>(t, state); break;
-    }
+    with_out_type(t, [&]<typename Out>() { write<T, K, Out>(t, state); });
   });
 }
 

@@ -266,7 +266,7 @@ struct PairWeights {
   alignas(64) std::uint16_t high[rows][short_block];
   alignas(64) std::uint16_t low[rows][short_block];
 
-  /// Of p[row][key], 0 from `count` on.
+  /// Splits p[row][key], which is 0 from `count` on.
   explicit PairWeights(const float* p, int count) {
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r) {
@@ -300,7 +300,7 @@ template <int rows, int vecs, typename K>
 TANDEM_INLINE void weigh_pairs(const K* const* v, std::int64_t offset, int count,
                                const PairWeights<rows>& weights, float* out, int out_stride,
                                RowsAhead<K>& ahead) {
-  // Of each register of columns: the first four of every eight, and the last four.
+  // Two sums for a register of columns: the first four of every eight, and the last four.
   Vec acc[rows][vecs][2];
   for (auto& row : acc) {
     for (auto& part : row) part[0] = part[1] = zero();

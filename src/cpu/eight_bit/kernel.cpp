@@ -115,11 +115,7 @@ void run(const EightBitTile& tile) {
     run_begin = key + quant_block;
   }
   for (int n = 0; n < count; ++n) {
-    switch (w.t.out_dtype) {
-      case DType::f16: write_stripe<f16>(w, stripes[n]); break;
-      case DType::bf16: write_stripe<bf16>(w, stripes[n]); break;
-      default: write_stripe<float>(w, stripes[n]); break;
-    }
+    with_out_type(w.t, [&]<typename Out>() { write_stripe<Out>(w, stripes[n]); });
   }
 }
 

@@ -77,11 +77,31 @@ TANDEM_INLINE void write_row(const ForwardTile& t, std::int64_t row, std::int64_
   }
 }
 
-/// The same for sums relative to `maximum`, a logit times log2(e).
+/// Here sums are relative to `maximum`, a logit times log2(e).
 template <typename Out>
 TANDEM_INLINE void write_row(const ForwardTile& t, std::int64_t row, std::int64_t head, bool seen,
                              float maximum, float sum, const float* accumulated) {
   write_row<Out>(t, row, head, seen, {.top = static_cast<double>(maximum) * ln_2, .sum = sum}, accumulated);
+}
+
+/// Calls f<Out> with the type of out.
+template <typename Function>
+TANDEM_INLINE void with_out_type(const ForwardTile& t, const Function& f) {
+  switch (t.out_dtype) {
+    case DType::f16: return f.template operator()<f16>();
+    case DType::bf16: return f.template operator()<bf16>();
+    default: return f.template operator()<float>();
+  }
+}
+
+/// Calls f<K> with the type of k and v, which may be 8 bits under queries `T`.
+template <typename T, typename Function>
+TANDEM_INLINE void with_key_type(const ForwardTile& t, const Function& f) {
+  switch (t.key_dtype == t.dtype ? DType::f32 : t.key_dtype) {
+    case DType::e4m3: return f.template operator()<e4m3>();
+    case DType::s8: return f.template operator()<s8>();
+    default: return f.template operator()<T>();
+  }
 }
 
 }  // namespace tandem::cpu::TANDEM_TARGET

@@ -24,7 +24,7 @@ TilePages pages_of(const Problem& p, std::int64_t b, std::int64_t first_row) {
           .v_stride = p.v.batch_stride};
 }
 
-/// Those of the head `kv_head` whose first row that takes part is at `place`; in pages, of all its rows.
+/// The scales of `kv_head`, from the row at `place` on, the first that takes part; in pages, of all rows.
 TileScales scales_of(const Scales& s, const KeyPlace& place, std::int64_t kv_head) {
   if (!is_by_row(s)) return {};
   return {

@@ -10,8 +10,8 @@
 
 namespace tandem::cpu::TANDEM_TARGET {
 
-/// Of one register of rows and a block of keys: the keys [begin, end), in whole chunks of vec_lanes, outside
-/// which nothing is visible. Lanes of each key are in FunctionScratch::seen unless all of the block is.
+/// What one register of rows sees of a block: nothing outside keys [begin, end), in whole chunks of
+/// vec_lanes. Lanes of each key are in FunctionScratch::seen unless all of the block is.
 struct MaskedRows {
   int begin;
   int end;

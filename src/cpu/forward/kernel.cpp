@@ -35,7 +35,7 @@ void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, c
   } else {
     for (int v = 0; functions == nullptr && v < s.vecs; ++v) keys[v] = lane_keys(s, b, v);
     segment_count = t.split_size == 0 ? cut_segments(keys, s.vecs, b.count, segments) : 0;
-    // Those inside a segment are all to be softened. What registers see by a function may have gaps there.
+    // Keys inside a segment are all softened. What registers see by a function may have gaps there.
     if (t.split_size != 0 || (functions != nullptr && have_gaps(keys, segments, segment_count))) {
       segments[0] = widen_to_one(keys, s.vecs, b.count);
       segment_count = segments[0].first_vec < segments[0].last_vec ? 1 : 0;
@@ -261,11 +261,8 @@ void write_stripes(const ForwardTile& t, const ForwardScratch& layout, const Log
   auto* const rows = reinterpret_cast<float*>(t.scratch + layout.rows);
   for (int i = 0; i < stripes.count; ++i) {
     const std::int64_t first = t.first + static_cast<std::int64_t>(i) * stripe_lanes;
-    switch (t.out_dtype) {
-      case DType::f16: write_rows<Math, T, K, f16>(t, first, stripes.of[i], logits, rows); break;
-      case DType::bf16: write_rows<Math, T, K, bf16>(t, first, stripes.of[i], logits, rows); break;
-      default: write_rows<Math, T, K, float>(t, first, stripes.of[i], logits, rows); break;
-    }
+    with_out_type(
+        t, [&]<typename Out>() { write_rows<Math, T, K, Out>(t, first, stripes.of[i], logits, rows); });
   }
 }
 
@@ -347,11 +344,7 @@ struct TilePass {
 /// Calls f with the TilePass of the tile's types.
 template <typename Math, typename T, typename Function>
 void with_keys(const ForwardTile& t, const Function& f) {
-  switch (t.key_dtype == t.dtype ? DType::f32 : t.key_dtype) {
-    case DType::e4m3: f(TilePass<Math, T, e4m3>{t}); break;
-    case DType::s8: f(TilePass<Math, T, s8>{t}); break;
-    default: f(TilePass<Math, T, T>{t}); break;
-  }
+  with_key_type<T>(t, [&]<typename K>() { f(TilePass<Math, T, K>{t}); });
 }
 
 template <typename Function>

@@ -18,7 +18,7 @@ struct LaneTotals {
   float* maximum = nullptr;
 };
 
-/// Those of the stripe that starts at row `row` of `rows`.
+/// The totals of the stripe that starts at row `row` of `rows`.
 TANDEM_INLINE LaneTotals totals_at(std::byte* memory, int rows, int row, int dims) {
   auto* const out = reinterpret_cast<double*>(memory);
   double* const sum = out + static_cast<std::int64_t>(rows) * dims;

@@ -20,7 +20,8 @@ struct Logits {
   float cap_out;  ///< 0: no softcap
 };
 
-/// Of a positive number: 2^n with n from -16 to 16, as head_dim^-0.5 is for head dimensions of 64 and 256.
+/// Whether a positive number is 2^n with n from -16 to 16, as head_dim^-0.5 is for head dimensions of 64 and
+/// 256.
 TANDEM_INLINE bool is_small_power_of_two(float x) {
   const auto bits = __builtin_bit_cast(std::uint32_t, x);
   const int exponent = static_cast<int>(bits >> 23) - 127;

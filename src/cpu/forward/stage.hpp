@@ -9,7 +9,7 @@
 namespace tandem::cpu::TANDEM_TARGET {
 
 #if defined(__AVX512BF16__)
-/// The same of 8-bit values, all of which bf16 has.
+/// Stages pairs of 8-bit values, all of which bf16 has.
 template <typename K>
 void stage_converted_pairs(const ForwardTile& t, const ForwardScratch& layout, std::int64_t begin, int count,
                            Block<Bf16Math>& b) {

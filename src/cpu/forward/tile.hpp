@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cpu/common/ask_to_stop.hpp"
+#include "cpu/common/workspace.hpp"
 #include "cpu/functions/program.hpp"
 #include "tandem/tensor.hpp"
 
@@ -162,7 +163,7 @@ struct ForwardScratch {
   ForwardScratch s;
   const auto take = [&s](std::size_t count, std::size_t size) {
     const std::size_t at = s.bytes;
-    s.bytes += (count * size + 63) / 64 * 64;
+    s.bytes += whole_lines(count * size);
     return at;
   };
   const auto bq = static_cast<std::size_t>(block_q);
@@ -199,13 +200,12 @@ constexpr int masked_rows_bytes = 16;  ///< of a MaskedRows
 }
 
 [[gnu::always_inline]] inline FunctionScratch function_scratch(std::int64_t words, int block_q, int block_k) {
-  const auto lines = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
   const auto registers = static_cast<std::size_t>(block_q / least_lanes);
   FunctionScratch s;
-  s.rows = lines(static_cast<std::size_t>(words) * sizeof(float));
-  s.seen = s.rows + lines(registers * masked_rows_bytes);
-  s.bytes =
-      s.seen + lines(registers * static_cast<std::size_t>(seen_stride(block_k)) * sizeof(std::uint16_t));
+  s.rows = whole_lines(static_cast<std::size_t>(words) * sizeof(float));
+  s.seen = s.rows + whole_lines(registers * masked_rows_bytes);
+  s.bytes = s.seen +
+            whole_lines(registers * static_cast<std::size_t>(seen_stride(block_k)) * sizeof(std::uint16_t));
   return s;
 }
 
@@ -213,9 +213,9 @@ constexpr int masked_rows_bytes = 16;  ///< of a MaskedRows
 struct ForwardKernel {
   int stripe = 0;  ///< lanes that one register tile covers; block_q is a multiple of it
   void (*run)(const ForwardTile& tile) = nullptr;
-  /// The same in pieces, with a split size: `attend` leaves the sums of one run of keys, split_sum_numbers()
-  /// floats, and `finish` adds those of runs [0, runs), `stride` floats from one to the next, and writes out
-  /// and lse.
+  /// With a split size a tile may run in pieces: `attend` leaves the sums of one run of keys,
+  /// split_sum_numbers() floats, and `finish` adds those of runs [0, runs), `stride` floats from one to the
+  /// next, and writes out and lse.
   void (*attend)(const ForwardTile& tile, std::int64_t run, float* sums) = nullptr;
   void (*finish)(const ForwardTile& tile, std::int64_t runs, float* sums, std::size_t stride) = nullptr;
 };
@@ -242,11 +242,10 @@ struct ShortScratch {
 [[gnu::always_inline]] inline ShortScratch short_scratch(int head_dim_qk, int head_dim_v) {
   const auto columns = (static_cast<std::size_t>(head_dim_qk) + 15) / 16 * 16;
   const std::size_t numbers = short_partial_numbers(head_dim_v);
-  const auto lines = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
   ShortScratch s;
   s.sums = short_rows * columns * sizeof(float);
-  s.partial = s.sums + lines(numbers * sizeof(float));
-  s.bytes = s.partial + 2 * lines(numbers * sizeof(double));
+  s.partial = s.sums + whole_lines(numbers * sizeof(float));
+  s.bytes = s.partial + 2 * whole_lines(numbers * sizeof(double));
   return s;
 }
 

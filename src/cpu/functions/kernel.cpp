@@ -29,7 +29,7 @@ TANDEM_INLINE void binary(const Work& w, F f) {
   store_each(
       w, [&](int j) __attribute__((always_inline)) { return f(fetch(w.a, j), fetch(w.b, j)); });
 }
-/// The same of integers.
+/// Operations on integers.
 template <typename F>
 TANDEM_INLINE void unary_integer(const Work& w, F f) {
   unary(

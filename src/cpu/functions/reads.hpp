@@ -52,7 +52,7 @@ TANDEM_INLINE void add_offsets(Vec index, std::int64_t size, std::int64_t stride
   }
 }
 
-/// The same of an index that all lanes share.
+/// The offset of an index that all lanes share.
 TANDEM_INLINE std::int64_t offset_of(float index, std::int64_t size, std::int64_t stride) {
   std::int64_t at = __builtin_bit_cast(std::int32_t, index);
   at = at < 0 ? at + size : at;

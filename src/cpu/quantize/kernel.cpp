@@ -1,18 +1,13 @@
 // Rows of one head to 8-bit values and scales: mean removed, rotated, scaled, rounded. Compiled once for each
 // instruction set (targets/targets.cmake); the loops are plain, and the compiler's to vectorise.
 #include "cpu/eight_bit/tile.hpp"
-#include "cpu/simd/codes.hpp"
+#include "cpu/simd/eight_bit.hpp"
 #include "cpu/simd/rotary.hpp"
 #include "cpu/simd/rotate.hpp"
 #include "cpu/simd/stage.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 namespace {
-
-template <typename T>
-void widen(const QuantizeRows& r) {
-  widen_rows(static_cast<const T*>(r.data), r.stride, r.rows, r.dim, r.scratch, r.dim);
-}
 
 /// The rotary embedding of the rows.
 void embed(const QuantizeRows& r) {
@@ -24,11 +19,7 @@ void embed(const QuantizeRows& r) {
 
 /// The rows as f32, as the user has them but for the rotary embedding.
 void load_rows(const QuantizeRows& r) {
-  switch (r.dtype) {
-    case DType::f16: widen<f16>(r); break;
-    case DType::bf16: widen<bf16>(r); break;
-    default: widen<float>(r); break;
-  }
+  widen_rows(r.data, r.dtype, r.stride, r.rows, r.dim, r.scratch, r.dim);
   if (r.rotary.cos != nullptr) embed(r);
 }
 
@@ -65,7 +56,7 @@ void quantize_row_group(const QuantizeRows& r, const QuantizeTo& to, int first, 
   for (int i = 0; i < count; ++i) {
     std::uint8_t* out = to.out + (first + i) * to.out_stride;
     for (int c = 0; c < r.dim; ++c)
-      out[c] = code_of<type>(x[static_cast<std::int64_t>(i) * r.dim + c], s.inverse);
+      out[c] = eight_bit_of<type>(x[static_cast<std::int64_t>(i) * r.dim + c], s.inverse);
     to.scales[first + i] = stored;
   }
 }
@@ -76,7 +67,7 @@ void mark_row_group(const QuantizeRows& r, const QuantizeTo& to, float largest) 
   for (int i = 0; i < r.rows; ++i) {
     const float* x = r.scratch + static_cast<std::int64_t>(i) * r.dim;
     std::uint8_t* out = to.out + i * to.out_stride;
-    for (int c = 0; c < r.dim; ++c) out[c] = code_of<OperandType::s8>(x[c], s.inverse);
+    for (int c = 0; c < r.dim; ++c) out[c] = eight_bit_of<OperandType::s8>(x[c], s.inverse);
     const bool marked = !all_finite(x, r.dim);
     if (marked) out[0] = nan_marker;
     to.scales[i] = marked ? -s.scale : s.scale;
@@ -97,7 +88,7 @@ void quantize_channels(const QuantizeRows& r, const QuantizeTo& to) {
     const Scale s = scale_for(largest, limit_of(type));
     for (int i = 0; i < r.rows; ++i) {
       to.out[i * to.out_stride + c] =
-          code_of<type>(r.scratch[static_cast<std::int64_t>(i) * r.dim + c], s.inverse);
+          eight_bit_of<type>(r.scratch[static_cast<std::int64_t>(i) * r.dim + c], s.inverse);
     }
     to.scales[c] = stored_scale<type>(s.scale, finite);
   }

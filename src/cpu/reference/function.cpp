@@ -61,7 +61,7 @@ std::int64_t wide_value(FunctionOp op, std::int64_t a, std::int64_t b) {
   }
 }
 
-/// Of numbers of either kind.
+/// Compares integers or reals.
 template <typename T>
 double compared(FunctionOp op, T a, T b) {
   switch (op) {

@@ -25,10 +25,10 @@ struct Dual {
 class FunctionValue {
  public:
   explicit FunctionValue(const Function& f) : FunctionValue(f, f.result()) {}
-  /// Of another node than the result.
+  /// Computes another node than the result.
   FunctionValue(const Function& f, std::int16_t wanted);
   Dual at(const Pair& pair);
-  /// The same, with the derivative by the element that node `read` reads in place of the score.
+  /// Has the derivative by the element that node `read` reads in place of the score.
   Dual at(const Pair& pair, std::int16_t read);
   /// Which element of its tensor node `read` has read for the last pair, in logical order.
   [[nodiscard]] std::int64_t element(std::int16_t read) const;

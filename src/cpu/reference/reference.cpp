@@ -30,7 +30,7 @@ double decode_ieee(std::uint32_t code, int exponent_bits, int mantissa_bits) {
   return sign * std::ldexp(mantissa + std::ldexp(1.0, mantissa_bits), exponent - bias - mantissa_bits);
 }
 
-/// Of every f16, since tests decode as often as they compute.
+/// Reads a table of every f16, since tests decode as often as they compute.
 double decode_f16(std::uint16_t code) {
   static const std::vector<double> values = [] {
     std::vector<double> all(1U << 16U);

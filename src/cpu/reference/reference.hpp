@@ -17,7 +17,7 @@ struct Forward {
 };
 struct Backward {
   std::vector<double> dq, dk, dv, dsink;
-  /// Of the score function's captured tensors of reals that problem.captured_gradients has; else empty.
+  /// By captured tensor of the score function; empty but for those of reals in problem.captured_gradients.
   std::vector<std::vector<double>> captured;
 };
 

@@ -78,4 +78,19 @@ static inline void pair_rows(const bf16* src, std::int64_t src_stride, int rows,
 }
 #endif
 
+/// widen_rows of any dtype.
+inline void widen_rows(const void* from, DType dtype, std::int64_t from_stride, int rows, int columns,
+                       float* to, std::int64_t to_stride) {
+  const auto widen = [&]<typename T>() {
+    widen_rows(static_cast<const T*>(from), from_stride, rows, columns, to, to_stride);
+  };
+  switch (dtype) {
+    case DType::f16: return widen.template operator()<f16>();
+    case DType::bf16: return widen.template operator()<bf16>();
+    case DType::e4m3: return widen.template operator()<e4m3>();
+    case DType::s8: return widen.template operator()<s8>();
+    default: return widen.template operator()<float>();
+  }
+}
+
 }  // namespace tandem::cpu::TANDEM_TARGET

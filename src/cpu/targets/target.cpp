@@ -1,6 +1,8 @@
 #include "cpu/targets/target.hpp"
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -84,14 +86,20 @@ bool available(Target target) {
   }
 }
 
+std::vector<Target> available_targets() {
+  std::vector<Target> targets;
+  std::copy_if(std::begin(all_targets), std::end(all_targets), std::back_inserter(targets), available);
+  return targets;
+}
+
 Target best_target() {
   if (const char* wish = std::getenv("TANDEM_CPU_TARGET"); wish != nullptr && *wish != '\0') {
     for (Target target : all_targets) {
       if (std::string(wish) == name_of(target) && available(target)) return target;
     }
     std::string names;
-    for (Target target : all_targets) {
-      if (available(target)) names += std::string(names.empty() ? "" : ", ") + name_of(target);
+    for (Target target : available_targets()) {
+      names += std::string(names.empty() ? "" : ", ") + name_of(target);
     }
     throw Error(Status::unsupported,
                 "TANDEM_CPU_TARGET is '" + std::string(wish) +

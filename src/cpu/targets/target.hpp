@@ -1,6 +1,8 @@
 // Which instruction sets this build contains and this processor runs, and which one a call takes.
 #pragma once
 
+#include <vector>
+
 namespace tandem::cpu {
 
 /// Instruction sets that the kernels are built for, best last.
@@ -9,6 +11,8 @@ enum class Target : int { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, n
 const char* name_of(Target target);
 /// Whether this processor can run `target` and this build contains it.
 bool available(Target target);
+/// All that are, best last.
+std::vector<Target> available_targets();
 /// The best available target; TANDEM_CPU_TARGET (a name) overrides it and is an Error if not available.
 Target best_target();
 

@@ -244,7 +244,7 @@ struct Magnitude {
 };
 
 /// The scale that the quantiser gives a row of its own, and what its elements are multiplied by
-/// (cpu/simd/codes.hpp has the same rule): 0 of a row of zeros. s8 has no NaN, and a NaN as scale in its
+/// (cpu/simd/eight_bit.hpp has the same rule): 0 of a row of zeros. s8 has no NaN, and a NaN as scale in its
 /// place.
 struct RowScale {
   float stored = 0.0F;

@@ -1,4 +1,4 @@
-#include "cpu/common/threads.hpp"
+#include "cpu/common/config.hpp"
 
 #include <omp.h>
 #include <pthread.h>
@@ -7,7 +7,10 @@
 #include <algorithm>
 #include <atomic>
 
+#include "cpu/backward/backward.hpp"
+#include "cpu/targets/kernels.hpp"
 #include "problem/log.hpp"
+#include "problem/recipe_of.hpp"
 
 namespace tandem::cpu {
 namespace {
@@ -49,6 +52,34 @@ int usable_threads(int wanted) {
     return 1;
   }
   return threads;
+}
+
+Config choose(const Problem& problem, int threads) {
+  Config config;
+  config.target = best_target();
+  config.threads = usable_threads(threads);
+  if (problem.pass == Pass::backward) {
+    config.block_q = backward_block_q;
+    config.block_k = backward_block_k;
+    return config;
+  }
+  if (problem.precision != Precision::exact) {
+    config.recipe = recipe_of(problem);
+    config.block_q = config.block_k = quant_block;
+    return config;
+  }
+  config.block_k = 128;
+  // From about 64 rows a tile up to 256, as long as that leaves every thread 8 tiles: the larger, the less
+  // often K and V are fetched and converted (1 % in f32 and 2.5 % in bf16 from 128 to 256, nothing from
+  // there). Results do not depend on it.
+  const int stripe = kernels(config.target).forward.stripe;
+  const std::int64_t rows = problem.heads_q * problem.rows_q * (problem.packed_q ? 1 : problem.batch);
+  config.block_q = stripe * std::max(1, 64 / stripe);
+  while (config.block_q <= 128 &&
+         rows / (2 * config.block_q) >= 8 * static_cast<std::int64_t>(config.threads)) {
+    config.block_q *= 2;
+  }
+  return config;
 }
 
 }  // namespace tandem::cpu

@@ -1,5 +1,5 @@
-// 8-bit codes of f32 numbers, one at a time: plain code, the compiler's to vectorise. Sources that include it
-// are compiled without contraction, so that codes are the GPU's.
+// 8-bit values of f32 numbers, one at a time: plain code, the compiler's to vectorise. Sources that include
+// it are compiled without contraction, so that values are the GPU's.
 #pragma once
 
 #include "cpu/simd/vec.hpp"
@@ -11,7 +11,7 @@ constexpr float limit_of(OperandType type) {
   return type == OperandType::s8 ? largest_s8 : largest_e4m3;
 }
 
-/// Below, a group is taken for zeros: the inverse of its scale might overflow. Scale and codes are 0 then.
+/// Below, a group is taken for zeros: the inverse of its scale might overflow. Scale and values are 0 then.
 constexpr float smallest_largest = 0x1p-100F;
 
 TANDEM_INLINE bool is_finite(float x) {
@@ -87,15 +87,15 @@ TANDEM_INLINE std::uint8_t s8_code(float x) {
 /// The code of x, given x over its scale: to nearest even, saturated. An infinite x counts as NaN, so that it
 /// does not pass for the largest code; s8 has no NaN, and 0 in its place.
 template <OperandType type>
-TANDEM_INLINE std::uint8_t code_of_quotient(float x, float quotient) {
+TANDEM_INLINE std::uint8_t eight_bit_of_quotient(float x, float quotient) {
   constexpr float limit = limit_of(type);
   const float inside = is_finite(x) ? clamp(quotient, limit) : __builtin_nanf("");
   return type == OperandType::s8 ? s8_code(inside) : e4m3_code(inside);
 }
 
 template <OperandType type>
-TANDEM_INLINE std::uint8_t code_of(float x, float inverse) {
-  return code_of_quotient<type>(x, x * inverse);
+TANDEM_INLINE std::uint8_t eight_bit_of(float x, float inverse) {
+  return eight_bit_of_quotient<type>(x, x * inverse);
 }
 
 }  // namespace tandem::cpu::TANDEM_TARGET
