@@ -33,7 +33,7 @@ struct CallOptions {
 };
 
 /// Adds what fixes the arithmetic: --causal, --window-left, --window-right, --scale, --softcap,
-/// --deterministic, --pad, --precision, --strict, --split-size.
+/// --deterministic, --precision, --strict, --split-size.
 void add_attention_options(CLI::App& command, AttentionOptions& options);
 /// Adds --threads and --device.
 void add_execution_options(CLI::App& command, int& threads, std::string& device);

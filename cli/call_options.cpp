@@ -20,7 +20,6 @@ void add_attention_options(CLI::App& command, AttentionOptions& options) {
   command.add_option("--softcap", options.softcap, "Scores become softcap * tanh(score / softcap); 0: off")
       ->capture_default_str();
   command.add_flag("--deterministic", options.deterministic, "Make gradients bitwise reproducible");
-  command.add_flag("--pad", options.pad, "Accept head dimensions that are not multiples of 8");
   static const std::map<std::string, Precision> precisions{
       {name_of(Precision::exact), Precision::exact},
       {name_of(Precision::fp8), Precision::fp8},

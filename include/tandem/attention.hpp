@@ -72,9 +72,6 @@ struct AttentionOptions {
   float softcap = 0.0F;
   /// Backward: gradients are bitwise reproducible. Forward always is.
   bool deterministic = false;
-  /// Accept head dimensions that are not multiples of 8 (they are padded inside). Without it they are an
-  /// error.
-  bool pad = false;
   /// Also check the contents of cu_seqlens and seqused (reads them; on a GPU this synchronises).
   bool check = false;
   /// Forward in 8 bits, of f16 and bf16 inputs. Backward takes it too, and computes in 16 bits all the same.

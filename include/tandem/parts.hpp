@@ -28,7 +28,6 @@ struct PartOptions {
   std::int64_t window_right = -1;
   float softcap = 0.0F;
   bool deterministic = false;
-  bool pad = false;
 };
 
 /// Consecutive rows: `first` to first + count - 1.

@@ -82,7 +82,7 @@ typedef struct tandem_options {
   int64_t window_left;  /* -1: unbounded */
   int64_t window_right; /* -1: unbounded */
   int32_t deterministic;
-  int32_t pad;       /* accept head dimensions that are not multiples of 8 */
+  int32_t reserved_pad;
   int32_t check;     /* check the contents of cu_seqlens and seqused */
   int32_t precision; /* a tandem_precision */
   int32_t strict;    /* 8-bit precisions: no scale and no mean looks at a later row */

@@ -204,7 +204,7 @@ ffi::Error run(const ffi::RemainingArgs& inputs, const ffi::RemainingRets& outpu
 
 Wish make_wish(std::string_view inputs, std::string_view outputs, bool has_scale, float scale, bool causal,
                std::int64_t window_left, std::int64_t window_right, float softcap, bool deterministic,
-               bool pad, std::int64_t threads, std::int64_t precision, bool strict, std::int64_t split_size,
+               std::int64_t threads, std::int64_t precision, bool strict, std::int64_t split_size,
                std::string_view score_function, std::string_view mask_function, float dropout_p,
                std::uint64_t dropout_seed, std::uint64_t dropout_offset, std::int64_t sm_limit) {
   Wish wish{.inputs = inputs,
@@ -220,7 +220,6 @@ Wish make_wish(std::string_view inputs, std::string_view outputs, bool has_scale
   wish.options.window_right = window_right;
   wish.options.softcap = softcap;
   wish.options.deterministic = deterministic;
-  wish.options.pad = pad;
   wish.options.precision = static_cast<Precision>(precision);
   wish.options.strict = strict;
   wish.options.split_size = split_size;
@@ -262,7 +261,6 @@ auto with_options(auto binding) {
       .template Attr<std::int64_t>("window_right")
       .template Attr<float>("softcap")
       .template Attr<bool>("deterministic")
-      .template Attr<bool>("pad")
       .template Attr<std::int64_t>("threads")
       .template Attr<std::int64_t>("precision")
       .template Attr<bool>("strict")

@@ -21,8 +21,8 @@ float number(nb::handle value) {
 }
 
 Options make_options(nb::handle scale, bool causal, std::int64_t window_left, std::int64_t window_right,
-                     nb::handle softcap, bool deterministic, bool pad, bool check, Precision precision,
-                     bool strict, std::int64_t split_size, int threads) {
+                     nb::handle softcap, bool deterministic, bool check, Precision precision, bool strict,
+                     std::int64_t split_size, int threads) {
   AttentionOptions o;
   if (!scale.is_none()) o.scale = number(scale);
   o.causal = causal;
@@ -30,7 +30,6 @@ Options make_options(nb::handle scale, bool causal, std::int64_t window_left, st
   o.window_right = window_right;
   o.softcap = number(softcap);
   o.deterministic = deterministic;
-  o.pad = pad;
   o.check = check;
   o.precision = precision;
   o.strict = strict;
@@ -83,7 +82,7 @@ void define_options(nb::module_& m) {
   nb::class_<Options>(m, "Options")
       .def(nb::new_(&make_options), nb::arg("scale") = nb::none(), nb::arg("causal") = false,
            nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("softcap") = 0.0F,
-           nb::arg("deterministic") = false, nb::arg("pad") = false, nb::arg("check") = false,
+           nb::arg("deterministic") = false, nb::arg("check") = false,
            nb::arg("precision") = Precision::exact, nb::arg("strict") = false, nb::arg("split_size") = 0,
            nb::arg("threads") = 0)
       .def("set_functions", &Options::set_functions, nb::arg("score").none(), nb::arg("mask").none(),

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         causal_by_sequence: Any
         out: Any
         out_dtype: Any
-        pad: bool
         deterministic: bool
         check: bool
         precision: str
@@ -98,7 +97,6 @@ def attention(
     return_lse: bool = False,
     out: Any = None,
     out_dtype: Any = None,
-    pad: bool = False,
     deterministic: bool = False,
     check: bool = False,
     precision: str = "exact",
@@ -125,8 +123,8 @@ def attention(
 
     Args:
       q: queries, ``(batch, seqlen_q, heads_q, head_dim_qk)``; with ``cu_seqlens_q`` ``(total_q, heads_q,
-        head_dim_qk)``. head_dim_qk is a multiple of 8 (others: see ``pad``), up to 1024 on the CPU and 256 on
-        a GPU; without gradients up to 576 there, and head_dim_v up to 512.
+        head_dim_qk)``. head_dim_qk is up to 1024 on the CPU and 256 on a GPU; without gradients up to 576
+        there, and head_dim_v up to 512. Kernels are fastest on multiples of 8; others are padded inside.
       k: keys, ``(batch, seqlen_k, heads_kv, head_dim_qk)``; with ``cu_seqlens_k`` ``(total_k, heads_kv,
         head_dim_qk)``. heads_kv divides heads_q: query head h reads key head ``h // (heads_q // heads_kv)``
         (GQA, MQA).
@@ -172,7 +170,6 @@ def attention(
         shares memory with an input's, but it may be a slice beside them.
       out_dtype: "f32", "f16" or "bf16" (or the library's dtype) of a float8 or int8 call's result. Default
         bf16. For other inputs the result has q's dtype.
-      pad: accept head dimensions that are not multiples of 8; they are padded inside.
       deterministic: gradients are bitwise reproducible. The result always is.
       check: also check what cu_seqlens, seqused, page_table, leftpad_k and cache_batch_idx contain.
       precision: "exact", or compute in 8 bits from float16 or bfloat16 inputs: "fp8", "int8" (about
@@ -243,7 +240,6 @@ def attention(
         window,
         softcap,
         deterministic,
-        pad,
         check,
         threads,
         metadata,
@@ -299,7 +295,6 @@ def attention_backward(
     dk: Any = None,
     dv: Any = None,
     dsink: Any = None,
-    pad: bool = False,
     deterministic: bool = False,
     check: bool = False,
     threads: int = 0,
@@ -337,7 +332,7 @@ def attention_backward(
     """
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     metadata = (*lengths, *(None,) * (len(_call.METADATA) - len(lengths)))
-    call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
+    call = _call.Call(scale, causal, window, softcap, deterministic, check, threads, metadata)
     call.sm_limit = sm_limit
     call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.add(call, dropout_p, dropout_seed, dropout_offset)

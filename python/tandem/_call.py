@@ -58,7 +58,6 @@ class Call:
     window: tuple[int, int] = _option((-1, -1), "window", "(left, right), two integers; -1 is unbounded")
     softcap: float = _option(0.0, "float", "a number; 0 is off")
     deterministic: bool = _option(False, "bool")
-    pad: bool = _option(False, "bool")
     check: bool = _option(False, "bool", jax=False)
     threads: int = _option(0, "SymInt", "an integer; 0 is every core")
     #: what METADATA names; None where not given
@@ -125,7 +124,6 @@ class Call:
             right,
             self.softcap,
             self.deterministic,
-            self.pad,
             self.check,
             self.precision_code(),
             self.strict,

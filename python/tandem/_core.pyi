@@ -47,7 +47,6 @@ class Options:
         window_right: int = -1,
         softcap: float = 0.0,
         deterministic: bool = False,
-        pad: bool = False,
         check: bool = False,
         precision: Precision = ...,
         strict: bool = False,

@@ -74,7 +74,6 @@ def flex_attention(
         key.swapaxes(1, 2),
         value.swapaxes(1, 2),
         scale=scale,
-        pad=True,
         return_lse=True,
         score_mod=score_mod,
         mask_mod=mask_mod,

@@ -106,7 +106,7 @@ def flash_mla_with_kvcache(
     if attn_sink is not None:
         _arrays.judge_tensor("attn_sink", attn_sink, q, (q.shape[2],), "float32")
     options: dict[str, Any] = {"scale": softmax_scale, "split_size": split_size}
-    options |= {"return_lse": True, "pad": True}
+    options["return_lse"] = True
     if indices is None:
         _judge_table(q, block_table, cache_seqlens)
         of_rows = options | {"causal": causal}

@@ -61,7 +61,6 @@ tandem::AttentionOptions options_of(const tandem_options* given) {
   r.window_right = o.window_right;
   r.softcap = o.softcap;
   r.deterministic = o.deterministic != 0;
-  r.pad = o.pad != 0;
   r.check = o.check != 0;
   r.precision = static_cast<tandem::Precision>(o.precision);
   r.strict = o.strict != 0;

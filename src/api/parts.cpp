@@ -31,7 +31,6 @@ AttentionOptions options_of(const PartOptions& options, const PartCall* call) {
   o.window_right = call == nullptr ? options.window_right : call->window_right;
   o.softcap = options.softcap;
   o.deterministic = options.deterministic;
-  o.pad = options.pad;
   return o;
 }
 

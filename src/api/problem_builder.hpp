@@ -68,7 +68,7 @@ class ProblemBuilder {
   [[nodiscard]] std::int64_t rows_of_pages() const;
   Pages pages();
   void heads() const;
-  void head_dim(const char* name, std::int64_t d, const char* tensors) const;
+  void head_dim(const char* name, std::int64_t d) const;
   void device();
   void precision();
   void split_size();

@@ -2,11 +2,6 @@
 #include "api/problem_builder.hpp"
 
 namespace tandem {
-namespace {
-
-constexpr std::int64_t head_dim_multiple = 8;
-
-}  // namespace
 
 using check::invalid;
 
@@ -48,8 +43,8 @@ void ProblemBuilder::sizes() {
   p_.head_dim_v = v_.last_size();
   shapes_of_keys();
   heads();
-  head_dim("head_dim", p_.head_dim_qk, "q and k");
-  head_dim("head_dim_v", p_.head_dim_v, "v");
+  head_dim("head_dim", p_.head_dim_qk);
+  head_dim("head_dim_v", p_.head_dim_v);
 }
 
 std::int64_t ProblemBuilder::sequences(const Argument& cu_seqlens) {
@@ -70,14 +65,9 @@ void ProblemBuilder::heads() const {
   }
 }
 
-void ProblemBuilder::head_dim(const char* name, std::int64_t d, const char* tensors) const {
+void ProblemBuilder::head_dim(const char* name, std::int64_t d) const {
   if (d < 1) invalid("{} is {}; it must be from 1 to {}", name, d, max_head_dim);
   if (d > max_head_dim) invalid("{} {} is above {}; split it over more heads", name, d, max_head_dim);
-  if (d % head_dim_multiple != 0 && !options_.pad) {
-    const std::int64_t padded = (d / head_dim_multiple + 1) * head_dim_multiple;
-    invalid("{} {} is not a multiple of {}; pad {} to {}, or set the option pad", name, d, head_dim_multiple,
-            tensors, padded);
-  }
 }
 
 }  // namespace tandem

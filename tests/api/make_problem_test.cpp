@@ -129,7 +129,6 @@ TEST(Problem, IgnoresStridesOfSizeOneDimensions) {
 
 TEST(Problem, AcceptsAnyLastStrideOfOneElement) {
   ForwardArgs a = dense_forward();
-  a.options.pad = true;
   a.v = tensor(2, DType::f32, {2, 7, 2, 1});
   a.v.stride[3] = 17;
   a.out = tensor(3, DType::f32, {2, 5, 4, 1});
@@ -296,11 +295,10 @@ TEST(Problem, TakesEightBitQueriesOnACache) {
   EXPECT_EQ(p.rows_k, 8);
 }
 
-TEST(Problem, PadsWhenAsked) {
+TEST(Problem, TakesHeadDimensionsThatAreNoMultipleOf8) {
   ForwardArgs a = dense_forward();
   a.v = tensor(2, DType::f32, {2, 7, 2, 5});
   a.out = tensor(3, DType::f32, {2, 5, 4, 5});
-  a.options.pad = true;
   EXPECT_EQ(make_problem(a).head_dim_v, 5);
 }
 

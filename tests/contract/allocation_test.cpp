@@ -169,7 +169,6 @@ TEST(Contract14_NoAllocation, WithAWorkspace) {
     expect_no_allocation(functions);
     Case padded = plain_case(dtype);
     padded.head_dim_qk = padded.head_dim_v = 50;
-    padded.options.pad = true;
     expect_no_allocation(padded);
   }
 }

@@ -153,7 +153,6 @@ TEST(Contract19_Dropout, OddHeadDimensions) {
     c.head_dim_v = 72;
   });
   cross([](Case& c) {
-    c.options.pad = true;
     c.head_dim_qk = 33;
     c.head_dim_v = 7;
   });

@@ -44,7 +44,6 @@ TEST(Contract20_Gradients, InF32OfHeadsOfEverySize) {
     cross([&](Case& c) { c.head_dim_qk = c.head_dim_v = head_dim; });
   }
   cross([](Case& c) {
-    c.options.pad = true;
     c.head_dim_qk = 33;
     c.head_dim_v = 7;
   });

@@ -153,7 +153,6 @@ TEST(Contract11_WideHeads, UpTo1024AndOthersPadded) {
       c.seqlen_k = 150;
       c.head_dim_qk = d_qk;
       c.head_dim_v = d_v;
-      c.options.pad = true;
       c.options.causal = true;
       run_everywhere(c);
       c.seqlen_q = 2;

@@ -58,7 +58,6 @@ TEST(Forward, EveryHeadDimension) {
       c.head_dim_v = 41 - head_dim;
       c.seqlen_q = 37;
       c.seqlen_k = 70;
-      c.options.pad = true;
       forward_everywhere(c);
     }
   }
@@ -77,7 +76,6 @@ TEST(Forward, ShortQueriesOfTinyHeads) {
         c.head_dim_v = 1;
         c.seqlen_q = seqlen_q;
         c.seqlen_k = 100;
-        c.options.pad = true;
         forward_everywhere(c);
       }
     }

@@ -35,7 +35,6 @@ TEST(OneKey, OutIsItsValueAndTheScoresGradientIsZero) {
           c.seqlen_q = c.seqlen_k = rows;
           c.head_dim_qk = head_dim;
           c.head_dim_v = head_dim + 5;
-          c.options.pad = true;
           c.options.window_left = c.options.window_right = 0;
           c.options.scale = 0.3F;
           c.options.softcap = softcap;

@@ -166,7 +166,6 @@ TEST(MixedInput, WithOneScaleAreAttendedToWithoutRounding) {
         c.head_dim_qk = 128;
         c.head_dim_v = 35;
         c.used_k = {1, 299};
-        c.options.pad = true;
         check_factors(c, type);
       }
     }
@@ -215,7 +214,6 @@ TEST(MixedInput, AreAttendedToAsTheirValues) {
   check_mixed(c, DType::e4m3, Granularity::row);
   c.seqlen_q = 1;  // a step of decoding
   c.head_dim_v = 35;
-  c.options.pad = true;
   check_mixed(c, DType::s8, Granularity::row);
 }
 

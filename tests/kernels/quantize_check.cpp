@@ -190,7 +190,6 @@ Case quantize_case(DType dtype, std::int64_t head_dim_qk, std::int64_t head_dim_
   c.head_dim_v = head_dim_v;
   c.seqlen_q = 150;
   c.seqlen_k = 260;
-  c.options.pad = true;
   c.amplitude = 2.0;
   return c;
 }

@@ -37,8 +37,6 @@ def test_classes() -> None:
 
 def test_messages_are_the_librarys() -> None:
     invalid = tandem.InvalidArgumentError
-    q, k, v = qkv(head_dim=65)
-    refused(invalid, "head_dim 65 is not a multiple of 8; pad q and k to 72, or set the option pad", q, k, v)
     q, k, v = qkv(heads_q=4, heads_kv=3)
     refused(
         invalid,
@@ -76,7 +74,7 @@ def test_options_of_another_type() -> None:
         "threads": ["an integer; 0 is every core", None, "4", 1.0, 2**40, np.float32(2)],
         **{
             name: ["True or False", None, 1, "yes", np.int64(1), np.array([True, False])]
-            for name in ("causal", "deterministic", "pad", "check", "strict", "return_lse")
+            for name in ("causal", "deterministic", "check", "strict", "return_lse")
         },
     }
     q, k, v = (t.numpy() for t in qkv())
@@ -111,7 +109,7 @@ def test_numpys_numbers_are_options(make: Any) -> None:
         "softcap": [np.float32(2.0), np.int64(2), np.uint8(2)],
         "window": [(np.int64(3), np.int32(0)), np.array([3, 0])],
         "threads": [np.int64(1)],
-        **{name: [np.bool_(True)] for name in ("causal", "deterministic", "pad", "check", "return_lse")},
+        **{name: [np.bool_(True)] for name in ("causal", "deterministic", "check", "return_lse")},
     }
     own = {"scale": 0.25, "softcap": 2.0, "window": (3, 0), "threads": 1}
     for name, values in given.items():
@@ -276,9 +274,9 @@ def test_ranks(rank: int) -> None:
 
 
 def test_explain_raises_what_the_call_would() -> None:
-    q, k, v = qkv(head_dim=65)
+    q, k, v = qkv(heads_q=4, heads_kv=3)
     for call in (tandem.attention, tandem.explain, tandem.workspace_bytes):
-        with pytest.raises(tandem.InvalidArgumentError, match="head_dim 65 is not a multiple of 8"):
+        with pytest.raises(tandem.InvalidArgumentError, match="heads_q 4 is not a multiple of heads_kv 3"):
             call(q, k, v)
 
 

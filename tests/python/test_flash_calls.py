@@ -201,5 +201,5 @@ def test_fp8_on_a_gpu(
 
     metadata = dict(zip(_call.METADATA, map(described, call.metadata), strict=True))
     q, k, v = map(described, tensors)
-    plan = tandem.explain(q, k, v, device="H200", precision=call.precision, pad=True, **metadata)
+    plan = tandem.explain(q, k, v, device="H200", precision=call.precision, **metadata)
     assert ("eight_bit_forward" in plan) == (precision == "fp8")

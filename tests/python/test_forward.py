@@ -32,7 +32,7 @@ def qkv(
 
 
 def check_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:
-    extra = {name: options.pop(name) for name in ("pad", "threads") if name in options}
+    extra = {name: options.pop(name) for name in ("threads",) if name in options}
     out, lse = tandem.attention(q, k, v, return_lse=True, **options, **extra)
     assert out.dtype == q.dtype and lse.dtype == torch.float32
     expected_out, expected_lse = oracle.exact(q, k, v, **options)
@@ -75,7 +75,7 @@ def test_head_dims(head_dim: int, head_dim_v: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("head_dim", [1, 7, 65, 100])
 def test_pad(head_dim: int) -> None:
-    check_forward(*qkv(head_dim=head_dim), pad=True)
+    check_forward(*qkv(head_dim=head_dim))
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (6, 1), (6, 3), (5, 5)])

@@ -149,8 +149,8 @@ def test_numpys_numbers_are_options() -> None:
 
 def test_errors_come_as_the_call_is_traced() -> None:
     q, k, v = (to_jax(t) for t in qkv())
-    with pytest.raises(tandem.InvalidArgumentError, match="head_dim 31 is not a multiple of 8"):
-        jax.jit(attention).trace(q[..., :31], k[..., :31], v)
+    with pytest.raises(tandem.InvalidArgumentError, match="softcap is -1"):
+        jax.jit(attention, static_argnames="softcap").trace(q, k, v, softcap=-1.0)
     with pytest.raises(tandem.InvalidArgumentError, match="window is 128; pass \\(left, right\\)"):
         attention(q, k, v, window=128)
     with pytest.raises(tandem.InvalidArgumentError, match="scale is 'small'; pass a number"):

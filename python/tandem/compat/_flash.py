@@ -70,7 +70,7 @@ def problem(
     left, right = _call.pair("window_size", window_size)
     # FlashAttention-4 writes an unbounded side as None.
     window = (-1 if left is None else left, -1 if right is None else right)
-    call = _call.Call(scale, causal, window, softcap, deterministic, pad=True, metadata=metadata)
+    call = _call.Call(scale, causal, window, softcap, deterministic, metadata=metadata)
     call.split_size = split_size
     return call
 

@@ -235,7 +235,7 @@ def _problem(
         k, v, keys = k[:, :, :rows], v[:, :, :rows], rows
     window = (-1, rows - keys) if is_causal else (-1, -1)
     deterministic = torch.are_deterministic_algorithms_enabled()
-    call = _call.Call(scale=scale, window=window, deterministic=deterministic, pad=True)
+    call = _call.Call(scale=scale, window=window, deterministic=deterministic)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if mask is not None and mask.numel() > 0:
         mask = mask.detach() if detached else mask

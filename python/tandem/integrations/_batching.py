@@ -74,6 +74,5 @@ def attend(
         window=(-1 if sliding_window is None else sliding_window - 1, -1),
         softcap=softcap or 0.0,
         sink=None if sink is None else sink.float(),
-        pad=True,
     )
     return out.unsqueeze(0), None

@@ -198,19 +198,19 @@ def attention_forward(
         options["dropout_p"] = dropout
     if isinstance(mask, Tensor) or (rows is not None and position_bias is not None):
         seen = mask if isinstance(mask, Tensor) else _masks.dense(mask, query.device, rows)
-        return attention(q, k, v, **options, **_by_pair(seen, position_bias), pad=True), None
+        return attention(q, k, v, **options, **_by_pair(seen, position_bias)), None
     options |= {"causal": mask.pattern.causal, "window": mask.pattern.window}
     if context_parallel is not None:
         return _ranks.attend(context_parallel, q, k, v, mask, options), None
     if rows is None:
-        options |= {"seqused_q": mask.seqused_q, "seqused_k": mask.seqused_k, "pad": True}
+        options |= {"seqused_q": mask.seqused_q, "seqused_k": mask.seqused_k}
         options |= _by_pair(None, position_bias)
         return attention(q, k, v, **options), None
     batch, queries = q.shape[:2]
     q, k, v = (t.flatten(0, 1) for t in (q, k, v))
     if rows.chosen_q is not None:
         q, k, v = q[rows.chosen_q], k[rows.chosen_k], v[rows.chosen_k]
-    options |= {"cu_seqlens_q": rows.cu_seqlens_q, "cu_seqlens_k": rows.cu_seqlens_k, "pad": True}
+    options |= {"cu_seqlens_q": rows.cu_seqlens_q, "cu_seqlens_k": rows.cu_seqlens_k}
     out = attention(q, k, v, **options, seqused_q=rows.seqused_q, seqused_k=rows.seqused_k)
     if rows.chosen_q is not None:
         whole = out.new_zeros(batch * queries, *out.shape[1:])

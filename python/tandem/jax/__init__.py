@@ -178,7 +178,6 @@ def dot_product_attention(
         bias=bias,
         mask=mask,
         return_lse=True,
-        pad=True,
         dropout_p=dropout_rate,
         dropout_seed=dropout_rng,
         **lengths,
@@ -213,7 +212,7 @@ def context_parallel_attention(
       layout: which rows a device has, as of `tandem.distributed.Layout`: "zigzag", a part near the start and
         one near the end, or "contiguous". `row_order` sorts a sequence's rows for it.
       causal, window, return_lse: as for `attention`; a window comes with ``causal``.
-      options: ``scale``, ``softcap``, ``sink``, ``deterministic``, ``pad`` and ``sm_limit`` of `attention`;
+      options: ``scale``, ``softcap``, ``sink``, ``deterministic`` and ``sm_limit`` of `attention`;
         ``bias`` and ``mask``, of whole sequences and the same on every device, their rows in the sequence's
         order; ``dropout_p``, ``dropout_seed`` and ``dropout_offset``, the same on every device, which keep
         what one device keeps.

@@ -20,7 +20,7 @@ PARTS = {"contiguous": 1, "zigzag": 2}
 
 #: Options of attention over devices besides causal and window.
 OPTIONS = frozenset(
-    ("scale", "softcap", "sink", "deterministic", "pad", "sm_limit", "bias", "mask")
+    ("scale", "softcap", "sink", "deterministic", "sm_limit", "bias", "mask")
     + ("dropout_p", "dropout_seed", "dropout_offset")
 )
 
