@@ -4,7 +4,7 @@
 #include <array>
 
 #include "gpu/driver.hpp"
-#include "tandem/parts.hpp"
+#include "tandem/attention.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -22,27 +22,6 @@ TEST(WithoutDriver, TensorsOnCudaAreAClearError) {
   } catch (const Error& e) {
     EXPECT_EQ(e.status(), Status::unsupported) << e.what();
     EXPECT_NE(std::string(e.what()).find("driver"), std::string::npos) << e.what();
-  }
-}
-
-TEST(WithoutDriver, PartsOnCudaAreTheSameError) {
-  if (why_no_driver().empty()) GTEST_SKIP() << "this machine has a GPU";
-  std::array<float, 4 * 64 + 4> memory{};
-  const Device cuda{.kind = Device::Kind::cuda, .index = 0};
-  ForwardPartArgs args;
-  args.q = args.k = args.v = ConstTensor(memory.data(), DType::bf16, {1, 4, 1, 64}, cuda);
-  std::array<float, 4 * 64 + 4> results{};
-  args.out = Tensor(results.data(), DType::f32, {1, 4, 1, 64}, cuda);
-  args.lse = Tensor(results.data() + 4 * 64, DType::f32, {1, 1, 4}, cuda);
-  for (const bool accumulate : {false, true}) {
-    args.accumulate = accumulate;
-    try {
-      forward_part(args);
-      FAIL() << "ran without a driver";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.status(), Status::unsupported) << e.what();
-      EXPECT_NE(std::string(e.what()).find("driver"), std::string::npos) << e.what();
-    }
   }
 }
 

@@ -10,7 +10,7 @@ function(run)
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 
-file(REMOVE_RECURSE ${WORK}/prefix ${WORK}/cpp ${WORK}/c ${WORK}/docs ${WORK}/serve ${WORK}/ring)
+file(REMOVE_RECURSE ${WORK}/prefix ${WORK}/cpp ${WORK}/c ${WORK}/docs ${WORK}/serve)
 if(NOT SHARED)
   # Beside the tree that was built: at the same depth paths are the same, so that the compiler cache has all of it.
   set(static ${BUILD}-static)
@@ -51,35 +51,6 @@ if(NOT output MATCHES "[1-9][0-9]* pages shared, [1-9][0-9]* of them copied befo
   message(FATAL_ERROR "the example that serves printed '${output}'")
 endif()
 
-# The example of context parallelism: it checks itself against one process. By MPI, too, where its CMake finds that.
-run(${CMAKE_COMMAND} -S ${SOURCE}/../../examples/ring -B ${WORK}/ring -G ${GENERATOR} -D CMAKE_BUILD_TYPE=${CONFIG}
-  -D CMAKE_CXX_COMPILER=${CXX_COMPILER} -D CMAKE_PREFIX_PATH=${WORK}/prefix)
-run(${CMAKE_COMMAND} --build ${WORK}/ring)
-function(expect_ring rows processes)
-  if(NOT output MATCHES "^${rows} rows in ${processes} processes; .*; right\n$")
-    message(FATAL_ERROR "the example of context parallelism printed '${output}'")
-  endif()
-endfunction()
-foreach(size 1/1000 2/1000 4/1000 4/5)  # of 5 rows some processes have none
-  string(REPLACE / ";" size ${size})
-  run(${WORK}/ring/ring ${size})
-  list(GET size 0 processes)
-  list(GET size 1 rows)
-  expect_ring(${rows} ${processes})
-endforeach()
-find_program(MPIRUN mpirun)
-if(MPIRUN AND EXISTS ${WORK}/ring/ring_mpi)
-  # Open MPI asks before it runs as root, and before it runs more processes than there are cores.
-  set(ENV{OMPI_ALLOW_RUN_AS_ROOT} 1)
-  set(ENV{OMPI_ALLOW_RUN_AS_ROOT_CONFIRM} 1)
-  set(ENV{OMPI_MCA_rmaps_base_oversubscribe} 1)
-  set(ENV{PRTE_MCA_rmaps_default_mapping_policy} :oversubscribe)
-  foreach(processes 1 2 4)
-    run(${MPIRUN} -n ${processes} ${WORK}/ring/ring_mpi)
-    expect_ring(1000 ${processes})
-  endforeach()
-endif()
-
 # What the guides show, as it stands there: C++ with the guide's CMake, and C by its command.
 function(snippet page language path)
   file(READ ${SOURCE}/../../${page} text)
@@ -111,7 +82,6 @@ function(expect_program page words)
   expect_last_words("${words}" ${page})
 endfunction()
 expect_program(docs/guides/cpp.md "5 1")
-expect_program(docs/guides/context-parallel.md "256")
 
 # And the C programs found by pkg-config: the one above, and the guide's.
 file(GLOB_RECURSE pc ${WORK}/prefix/*/tandem.pc)
