@@ -212,8 +212,6 @@ std::vector<Entry> entries() {
       {"int8, V not rotated", with(int8_recipe, [](Recipe& r) { r.rotate_v = false; })},
       {"int8", int8_recipe},
       {"int8 strict", strict(int8_recipe)},
-      {"int8-accurate", int8_accurate_recipe},
-      {"int8-accurate strict", strict(int8_accurate_recipe)},
   };
 }
 

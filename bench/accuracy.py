@@ -23,7 +23,7 @@ import torch
 STEM = "low-precision-accuracy"
 BASE = "fp8 tensor"
 PAPER = "fp8 block + Hadamard"
-DEFAULTS = ("fp8", "int8", "int8-accurate")
+DEFAULTS = ("fp8", "int8")
 PRECISIONS = (*DEFAULTS, "exact")
 
 METHOD = """\
@@ -178,7 +178,7 @@ def markdown(meta: dict[str, Any], records: dict[str, Any]) -> str:
 def plot(records: dict[str, Any], path: Path) -> None:
     """How many times smaller the error of each recipe is, by input."""
     plt = harness.pyplot()
-    shown = (PAPER, "fp8", "fp8 strict", "int8", "int8 strict", "int8-accurate")
+    shown = (PAPER, "fp8", "fp8 strict", "int8", "int8 strict")
     inputs = {"paper": records["seeds"][0], **records["inputs"]}
     figure, axis = plt.subplots(figsize=(12, 4.2), layout="constrained")
     for n, name in enumerate(shown):

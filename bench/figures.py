@@ -117,7 +117,6 @@ def eight_bits() -> list[Row]:
         rows += [
             Row(f"`fp8`, {gpu}, from 4096 keys on", page, "bf16", whole, goal=1.0),
             Row("`int8`, from 1024 keys on", page, "bf16", rates("int8 whole", "16-bit", 1024)),
-            Row("`int8-accurate`", page, "bf16", rates("int8-accurate whole", "16-bit", 1024)),
             Row("`int8`, the kernel alone", page, "`fp8`, the kernel alone", int8, mean_goal=0.85),
         ]
     return rows
@@ -280,7 +279,7 @@ def slower() -> list[str]:
 
 def errors() -> str:
     found = result("low-precision-h100")["precision"]
-    settings = ("fp8", "int8", "int8-accurate")
+    settings = ("fp8", "int8")
     layers = [name for name in found if name.startswith("minilm")]
 
     def times(inputs: str, setting: str) -> float:
@@ -292,9 +291,8 @@ def errors() -> str:
         each = [times(layer, setting) for layer in layers]
         ranges.append(f"{min(each):.1f} to {max(each):.1f}")
     return (
-        "One e4m3 scale a tensor errs {} times as much as `fp8`, {} times as much as `int8` and {} times "
-        "as much as `int8-accurate` on outliers like the paper's; on the real Q, K, V of a sentence encoder "
-        "{}, {} and {} times "
+        "One e4m3 scale a tensor errs {} times as much as `fp8` and {} times as much as `int8` on outliers "
+        "like the paper's; on the real Q, K, V of a sentence encoder {} and {} times "
         "([errors](results/low-precision-accuracy.md))."
     ).format(*paper, *ranges)
 

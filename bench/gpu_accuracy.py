@@ -11,7 +11,7 @@ fp32. Bar: Tandem's error is at most 1/1.7 of the standard implementation's in f
 describes them) and on the real Q, K, V of data/minilm.safetensors, and how many times smaller it is than with
 one e4m3 scale a tensor. Recipes that no precision has get their 8-bit inputs from tandem.quantize. Beside
 them TFLOP/s at seqlen 16384, 16 heads of 128: of the whole call, and of attention to inputs that are 8-bit
-already. Bars on the outliers, full: fp8 2.2, int8 6, int8-accurate 10. The cost of fewer promotions is the
+already. Bars on the outliers, full: fp8 2.2, int8 6. The cost of fewer promotions is the
 CPU's to tell (`python bench accuracy`): the GPU kernel promotes every tile.
 """
 
@@ -28,8 +28,8 @@ import torch
 BAR = 1.7
 BASE = "fp8 tensor"
 KINDS = ("paper", "normal", "biased", "sink", "flat")
-SETTINGS = [(name, strict) for name in ("fp8", "int8", "int8-accurate") for strict in (False, True)]
-PRECISION_BARS = {"fp8": 2.2, "int8": 6.0, "int8-accurate": 10.0}
+SETTINGS = [(name, strict) for name in ("fp8", "int8") for strict in (False, True)]
+PRECISION_BARS = {"fp8": 2.2, "int8": 6.0}
 
 
 def inputs(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> list[torch.Tensor]:

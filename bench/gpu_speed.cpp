@@ -69,7 +69,7 @@ std::int64_t take(Words& words, const std::string& name, std::int64_t otherwise)
 }
 
 Precision precision_of(const std::string& name) {
-  for (const Precision precision : {Precision::fp8, Precision::int8, Precision::int8_accurate}) {
+  for (const Precision precision : {Precision::fp8, Precision::int8}) {
     if (name == name_of(precision)) return precision;
   }
   invalid("precision: " + name + " is none");
@@ -300,8 +300,7 @@ class Bench {
     const std::int64_t q = heads_q_ * rows_q_ * head_dim_qk_;
     const std::int64_t k = heads_kv_ * rows_k_ * head_dim_qk_;
     const std::int64_t v = heads_kv_ * rows_k_ * head_dim_v_;
-    return (p_.quantized_inputs() ? 2.0 : 3.0) *
-           static_cast<double>(batch_ * (q + k + (steps_.recipe.pv == OperandType::input ? 0 : v)));
+    return (p_.quantized_inputs() ? 2.0 : 3.0) * static_cast<double>(batch_ * (q + k + v));
   }
   [[nodiscard]] double flops() const {
     double of_a_head = 0;

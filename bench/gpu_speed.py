@@ -265,7 +265,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--precision",
         nargs="+",
-        choices=["fp8", "int8", "int8-accurate"],
+        choices=["fp8", "int8"],
         help="the 8-bit forward in place of the grid",
     )
     parser.add_argument("--varlen", action="store_true", help="add packed sequences, beside dense ones")

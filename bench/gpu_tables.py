@@ -10,7 +10,7 @@ from harness import geometric_mean, markdown_table, ratio
 Document = dict[str, Any]
 PEERS = ("fa3", "cudnn", "fa2")
 #: The library's own recipes of 8 bits, and the one that they are compared with.
-RECIPES = ("fp8 tensor", "fp8", "fp8 strict", "int8", "int8 strict", "int8-accurate")
+RECIPES = ("fp8 tensor", "fp8", "fp8 strict", "int8", "int8 strict")
 
 
 def mask_of(cell: Document) -> str:
@@ -295,7 +295,7 @@ def whole_calls(document: Document) -> list[str]:
     entries = document["precision"]
     seqlens = sorted({e["seqlen"] for e in entries})
     rows = []
-    for setting in ("fp8", "int8", "int8-accurate"):
+    for setting in ("fp8", "int8"):
         shares = [(e["seqlen"], e["tflops"][f"{setting} whole"] / e["tflops"]["16-bit"]) for e in entries]
         faster = [sum(n == seqlen and share > 1 for n, share in shares) for seqlen in seqlens]
         longer = [share for seqlen, share in shares if seqlen >= 1024]

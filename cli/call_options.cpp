@@ -20,16 +20,13 @@ void add_attention_options(CLI::App& command, AttentionOptions& options) {
   command.add_option("--softcap", options.softcap, "Scores become softcap * tanh(score / softcap); 0: off")
       ->capture_default_str();
   command.add_flag("--deterministic", options.deterministic, "Make gradients bitwise reproducible");
-  static const std::map<std::string, Precision> precisions{
-      {name_of(Precision::exact), Precision::exact},
-      {name_of(Precision::fp8), Precision::fp8},
-      {name_of(Precision::int8), Precision::int8},
-      {name_of(Precision::int8_accurate), Precision::int8_accurate}};
+  static const std::map<std::string, Precision> precisions{{name_of(Precision::exact), Precision::exact},
+                                                           {name_of(Precision::fp8), Precision::fp8},
+                                                           {name_of(Precision::int8), Precision::int8}};
   command
-      .add_option(
-          "--precision", options.precision,
-          "Forward in the inputs' dtype (exact), or in 8 bits from f16 or bf16: fp8, int8, int8-accurate")
-      ->transform(CLI::CheckedTransformer(precisions).description("{exact,fp8,int8,int8-accurate}"));
+      .add_option("--precision", options.precision,
+                  "Forward in the inputs' dtype (exact), or in 8 bits from f16 or bf16: fp8, int8")
+      ->transform(CLI::CheckedTransformer(precisions).description("{exact,fp8,int8}"));
   command.add_flag("--strict", options.strict, "8 bits: no scale and no mean looks at later rows");
   command
       .add_option("--split-size", options.split_size,

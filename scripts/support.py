@@ -119,7 +119,7 @@ def quantized() -> Cases:
 def recipes(**options: object) -> Cases:
     return {
         name: lambda device, name=name: tandem.explain(*qkv("bf16"), device=device, precision=name, **options)
-        for name in ("fp8", "int8", "int8-accurate")
+        for name in ("fp8", "int8")
     }
 
 

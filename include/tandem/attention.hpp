@@ -40,18 +40,14 @@ enum class Precision : int {
   /// s8 with scales by block, u8 P; exact sums. About a third of fp8's error, but twice it where a key with
   /// little value has most of the weight (an attention sink): take `strict` there.
   int8 = 2,
-  /// s8 Q K^T, 16-bit P V: more accurate again. Its products are three quarters of the 16-bit ones; a whole
-  /// call took longer than a bf16 one at every shape measured.
-  int8_accurate = 3,
 };
 
-/// "exact", "fp8", "int8", "int8-accurate".
+/// "exact", "fp8", "int8".
 constexpr const char* name_of(Precision precision) {
   switch (precision) {
     case Precision::exact: return "exact";
     case Precision::fp8: return "fp8";
     case Precision::int8: return "int8";
-    case Precision::int8_accurate: return "int8-accurate";
   }
   return "unknown";
 }

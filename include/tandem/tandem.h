@@ -50,12 +50,7 @@ typedef enum tandem_dtype {
 } tandem_dtype;
 
 /* What the products of a forward pass are computed in; attention.hpp has the meaning. */
-typedef enum tandem_precision {
-  tandem_exact = 0,
-  tandem_fp8 = 1,
-  tandem_int8 = 2,
-  tandem_int8_accurate = 3
-} tandem_precision;
+typedef enum tandem_precision { tandem_exact = 0, tandem_fp8 = 1, tandem_int8 = 2 } tandem_precision;
 
 /* Where a tensor's memory lives. */
 typedef enum tandem_device { tandem_cpu = 0, tandem_cuda = 1 } tandem_device;

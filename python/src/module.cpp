@@ -242,8 +242,7 @@ void define_enums(nb::module_& m) {
   nb::enum_<Precision>(m, "Precision")
       .value("exact", Precision::exact)
       .value("fp8", Precision::fp8)
-      .value("int8", Precision::int8)
-      .value("int8_accurate", Precision::int8_accurate);
+      .value("int8", Precision::int8);
   nb::enum_<Granularity>(m, "Granularity")
       .value("tensor", Granularity::tensor)
       .value("head", Granularity::head)

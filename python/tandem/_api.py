@@ -172,12 +172,11 @@ def attention(
         bf16. For other inputs the result has q's dtype.
       deterministic: gradients are bitwise reproducible. The result always is.
       check: also check what cu_seqlens, seqused, page_table, leftpad_k and cache_batch_idx contain.
-      precision: "exact", or compute in 8 bits from float16 or bfloat16 inputs: "fp8", "int8" (about
-        a third of fp8's error, but twice it with an attention sink: take strict) or "int8-accurate" (16-bit
-        ``p @ v``). Gradients are then those of the 16-bit
-        formula at this result and LSE. "fp8" also takes float8_e4m3fn inputs, "int8" int8 inputs, with their
-        scales: then nothing but the probabilities is rounded. "exact" takes k and v in float8_e4m3fn or int8
-        beside a q that is not, as an 8-bit cache has them: they go to q's dtype on the way (in memory of
+      precision: "exact", or compute in 8 bits from float16 or bfloat16 inputs: "fp8" or "int8" (about a third
+        of fp8's error, but twice it with an attention sink: take strict). Gradients are then those of the
+        16-bit formula at this result and LSE. "fp8" also takes float8_e4m3fn inputs, "int8" int8 inputs, with
+        their scales: then nothing but the probabilities is rounded. "exact" takes k and v in float8_e4m3fn or
+        int8 beside a q that is not, as an 8-bit cache has them: they go to q's dtype on the way (in memory of
         their size in it), and products are in that. It takes q, k and v in float8_e4m3fn (on a GPU with a
         cache, or up to 64 queries a sequence): values are widened, and nothing else is rounded.
       strict: with 8 bits, no scale and no mean looks at later rows, so that causal results are bitwise those

@@ -19,7 +19,6 @@ class Precision(enum.Enum):
     exact = 0
     fp8 = 1
     int8 = 2
-    int8_accurate = 3
 
 class Granularity(enum.Enum):
     tensor = 0

@@ -100,9 +100,8 @@ void ProblemBuilder::split_size() {
 
 void ProblemBuilder::precision() {
   const Precision precision = options_.precision;
-  if (precision < Precision::exact || precision > Precision::int8_accurate) {
-    invalid("precision is {}; it must be exact (0), fp8 (1), int8 (2) or int8_accurate (3)",
-            static_cast<int>(precision));
+  if (precision < Precision::exact || precision > Precision::int8) {
+    invalid("precision is {}; it must be exact (0), fp8 (1) or int8 (2)", static_cast<int>(precision));
   }
   p_.precision = precision;
   p_.strict = options_.strict;

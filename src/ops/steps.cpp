@@ -153,7 +153,7 @@ void add_dequantize(Steps& steps, const Problem& problem, const QuantizeConfig& 
 }
 
 bool add_quantizer(Steps& steps, const QuantizeConfig& config) {
-  const gpu::QuantizeItems items = gpu::quantize_items(steps.problem, steps.recipe);
+  const gpu::QuantizeItems items = gpu::quantize_items(steps.problem);
   if (!steps.problem.quantized_inputs()) {
     return add_quantize_launches(steps.list, config, items.k, items.total(), steps.multiprocessors);
   }
@@ -172,10 +172,6 @@ void add_eight_bit(Steps& steps, const EightBitConfig& config, const QuantizeCon
     steps.workspace = gpu::quantized_workspace(steps.problem, steps.recipe);
   }
   steps.maps = gpu::eight_bit_maps(steps.problem, config);
-  if (config.pv == OperandType::input) {
-    make_loadable(steps, Loaded::v,
-                  [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling, Loaded::v); });
-  }
   const bool quantized = !config.transpose_v && add_quantizer(steps, quantizer);
   steps.list.add({.kernel = &kernels::eight_bit_forward,
                   .config = config,

@@ -83,10 +83,6 @@ struct Recipe {
 
 constexpr Recipe fp8_recipe{.linear_exp2 = true};
 constexpr Recipe int8_recipe{.qk = OperandType::s8, .pv = OperandType::s8, .rotate_v = true};
-constexpr Recipe int8_accurate_recipe{.qk = OperandType::s8,
-                                      .pv = OperandType::input,
-                                      .qk_scales = ScaleGroup::row,
-                                      .v_scales = ScaleGroup::row};
 
 /// The same without a scale or a mean that looks at rows of the future: every row has its own, V's too, which
 /// joins P before P is rounded. A key of much weight and little value (an attention sink) then leaves P's

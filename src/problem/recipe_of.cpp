@@ -28,9 +28,7 @@ const char* name_of(ScaleGroup group) {
 }  // namespace
 
 Recipe recipe_of(Precision precision, bool is_strict) {
-  const Recipe recipe = precision == Precision::fp8    ? fp8_recipe
-                        : precision == Precision::int8 ? int8_recipe
-                                                       : int8_accurate_recipe;
+  const Recipe recipe = precision == Precision::fp8 ? fp8_recipe : int8_recipe;
   return is_strict ? strict(recipe) : recipe;
 }
 
@@ -55,7 +53,6 @@ Recipe recipe_of(const Problem& p) {
 std::string describe(const Recipe& r) {
   std::string text = fmt::format("Q K^T in {}, one scale a {}{}{}", name_of(r.qk), name_of(r.qk_scales),
                                  r.rotate_qk ? ", rotated" : "", r.smooth_k ? ", K's mean removed" : "");
-  if (r.pv == OperandType::input) return text + "; P V in 16 bits";
   return text + fmt::format("; P V in {}, one scale a {} of V{}, promoted every {} tile(s){}", name_of(r.pv),
                             name_of(r.v_scales), r.rotate_v ? ", rotated" : "", r.promote_every,
                             r.linear_exp2 ? ", half of the exponentials linear" : "");

@@ -83,11 +83,10 @@ INSTANTIATE_TEST_SUITE_P(
                 "window_left is -2; it must be at least 0, or -1 for unbounded: FlashAttention takes any "
                 "negative bound for unbounded, pass -1"},
         Forward{"precision_unknown", dense_forward,
-                [](F& a) { a.options.precision = static_cast<Precision>(4); },
-                "precision is 4; it must be exact (0), fp8 (1), int8 (2) or int8_accurate (3)"},
-        Forward{"precision_of_f32", dense_forward,
-                [](F& a) { a.options.precision = Precision::int8_accurate; },
-                "precision int8-accurate rounds f16 or bf16 inputs to 8 bits, but q is f32; "
+                [](F& a) { a.options.precision = static_cast<Precision>(3); },
+                "precision is 3; it must be exact (0), fp8 (1) or int8 (2)"},
+        Forward{"precision_of_f32", dense_forward, [](F& a) { a.options.precision = Precision::int8; },
+                "precision int8 rounds f16 or bf16 inputs to 8 bits, but q is f32; "
                 "convert q, k and v first, or leave the precision exact"},
         Forward{"precision_of_wide_heads", dense_forward,
                 [](F& a) {

@@ -43,7 +43,7 @@ def test_safetensors_round_trip(run_json, tmp_path, tensors, flags, options):
         assert file.metadata()["made by"].startswith("tandem ")
 
 
-@pytest.mark.parametrize("precision, bound", [("fp8", 0.3), ("int8", 0.1), ("int8-accurate", 0.1)])
+@pytest.mark.parametrize("precision, bound", [("fp8", 0.3), ("int8", 0.1)])
 def test_eight_bits(run_json, tmp_path, tensors, precision, bound):
     save_file(tensors, tmp_path / "in.safetensors")
     flags = ["--dtype", "f16", "--precision", precision, "--strict", "--causal"]

@@ -58,7 +58,7 @@ TEST(Quantized, NeedleAmongManyKeys) {
     }
     return at;
   };
-  for (const Precision precision : {Precision::fp8, Precision::int8, Precision::int8_accurate}) {
+  for (const Precision precision : {Precision::fp8, Precision::int8}) {
     for (const bool strict_setting : {false, true}) {
       call.spec.options.precision = precision;
       call.spec.options.strict = strict_setting;

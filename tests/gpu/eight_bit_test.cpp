@@ -114,9 +114,8 @@ std::string name_of_setting(const Setting& setting) {
   return name + (setting.strict ? "_strict" : "");
 }
 
-constexpr Setting settings[] = {{Precision::fp8, false},           {Precision::fp8, true},
-                                {Precision::int8, false},          {Precision::int8, true},
-                                {Precision::int8_accurate, false}, {Precision::int8_accurate, true}};
+constexpr Setting settings[] = {
+    {Precision::fp8, false}, {Precision::fp8, true}, {Precision::int8, false}, {Precision::int8, true}};
 
 using SettingAndShape = std::tuple<Setting, Shape>;
 class QuantizedShapes : public GpuTest, public testing::WithParamInterface<SettingAndShape> {};

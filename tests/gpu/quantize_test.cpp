@@ -114,8 +114,7 @@ TEST_P(Quantiser, KnowsWhatIsNoNumber) {
   check_on_gpu(call, recipe_of(GetParam(), true));
 }
 
-INSTANTIATE_TEST_SUITE_P(Precisions, Quantiser,
-                         testing::Values(Precision::fp8, Precision::int8, Precision::int8_accurate));
+INSTANTIATE_TEST_SUITE_P(Precisions, Quantiser, testing::Values(Precision::fp8, Precision::int8));
 
 }  // namespace
 }  // namespace tandem::gpu

@@ -178,7 +178,6 @@ TEST_P(TimedEightBitTiles, FollowTheRecipeInTheLastRows) {
 
 constexpr Precision fp8 = Precision::fp8;
 constexpr Precision int8 = Precision::int8;
-constexpr Precision accurate = Precision::int8_accurate;
 INSTANTIATE_TEST_SUITE_P(Plan, TimedEightBitTiles,
                          testing::Values(EightBitTile{fp8, 64, false, 4100, 192, 1, false, true},
                                          EightBitTile{fp8, 64, true, 4100, 192, 2, true, false},
@@ -192,9 +191,7 @@ INSTANTIATE_TEST_SUITE_P(Plan, TimedEightBitTiles,
                                          EightBitTile{int8, 128, false, 8200, 128, 1, true, false},
                                          EightBitTile{int8, 128, true, 8200, 128, 1, true, false},
                                          EightBitTile{int8, 256, false, 4100, 128, 4, false, false},
-                                         EightBitTile{int8, 256, true, 4100, 128, 4, false, true},
-                                         EightBitTile{accurate, 128, false, 8200, 128, 1, true, true},
-                                         EightBitTile{accurate, 128, true, 8200, 128, 1, true, false}),
+                                         EightBitTile{int8, 256, true, 4100, 128, 4, false, true}),
                          [](const auto& at) {
                            std::string name =
                                fmt::format("{}_d{}_{}_{}", name_of(at.param.precision), at.param.head_dim,

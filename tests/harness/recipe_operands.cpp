@@ -170,11 +170,6 @@ QuantizedHead quantized_head(const Problem& p, const Recipe& recipe, Tensor8 whi
   Matrix m = load(x, batch, rows, head, dim);
   QuantizedHead result;
   const OperandType type = of_v ? recipe.pv : recipe.qk;
-  if (type == OperandType::input) {
-    result.values.assign(m.x.begin(), m.x.end());
-    result.scales.assign(static_cast<std::size_t>(rows.used), 1.0);
-    return result;
-  }
   if (which == Tensor8::k && recipe.smooth_k) {
     result.mean = mean_of(m);
     for (std::int64_t i = 0; i < m.rows; ++i) {

@@ -68,7 +68,6 @@ double round_to_e4m3(double x) {
 struct Head {
   const Problem& p;
   const Recipe& recipe;
-  DType input;
   double cuts;  ///< halves of one that the accumulator may lose at a time
   std::int64_t nq, nk;
   const float* sink;
@@ -79,9 +78,7 @@ struct Head {
   [[nodiscard]] bool lazy() const {
     return recipe.pv == OperandType::e4m3 && recipe.v_scales != ScaleGroup::row;
   }
-  [[nodiscard]] bool joins_scale() const {
-    return recipe.pv != OperandType::input && recipe.v_scales == ScaleGroup::row;
-  }
+  [[nodiscard]] bool joins_scale() const { return recipe.v_scales == ScaleGroup::row; }
   [[nodiscard]] bool linear(std::int64_t key) const { return recipe.linear_exp2 && lazy() && key % 16 >= 8; }
 };
 
@@ -168,7 +165,7 @@ double round_shares(const Head& h, std::vector<Key>& keys, double largest_share)
     double step = 0.0;
     double now = p;
     switch (h.recipe.pv) {
-      case OperandType::input: step = p * unit_of(h.input); break;
+      case OperandType::input: break;
       case OperandType::s8:
         step = unit * 0.5 / 255.0;
         if (unit > 0.0) now = std::nearbyint(p / unit * 255.0) * unit / 255.0;
@@ -187,7 +184,6 @@ double round_shares(const Head& h, std::vector<Key>& keys, double largest_share)
     common += scale > 0.0 ? (now - p) / scale : 0.0;
     total += key.share;
   }
-  if (h.recipe.pv == OperandType::input) return total * unit_of(h.input);
   return std::abs(common) + 1e-4 * total;
 }
 
@@ -310,11 +306,10 @@ Row expect_row(const Head& h, std::int64_t i, DType out_dtype) {
   return row;
 }
 
-Head load_head(const Problem& p, const Recipe& recipe, std::int64_t batch, std::int64_t head, DType input,
+Head load_head(const Problem& p, const Recipe& recipe, std::int64_t batch, std::int64_t head,
                Accumulator accumulator) {
   Head h{.p = p,
          .recipe = recipe,
-         .input = input,
          .cuts = accumulator == Accumulator::recipe ? 1.0 : tensor_core_cuts,
          .nq = query_rows(p, batch).used,
          .nk = key_rows(p, batch).used,
@@ -351,7 +346,7 @@ RecipeExpected expect_recipe(const Call& call, const Recipe& recipe, Accumulator
   double of_gain = 0.0;
   for (std::int64_t b = 0; b < p.batch; ++b) {
     for (std::int64_t head = 0; head < p.heads_q; ++head) {
-      const Head h = load_head(p, recipe, b, head, call.q.dtype(), accumulator);
+      const Head h = load_head(p, recipe, b, head, accumulator);
 #pragma omp parallel for schedule(dynamic, 8) reduction(+ : squares, certain, of_gain)
       for (std::int64_t i = 0; i < h.nq; ++i) {
         const Row row = expect_row(h, i, call.out.dtype());

@@ -173,7 +173,6 @@ void check_quantized(const Call& call, const Recipe& recipe, const QuantizeParam
     check_rows(params.q, q, recipe.qk_scales, queries);
     check_rows(params.k, k, recipe.qk_scales, keys);
     if (recipe.smooth_k) check_shift(p, params, q, keys);
-    if (recipe.pv == OperandType::input) continue;
     const Expected values(p.v, k.entry, p.heads_kv, k.rows, p.head_dim_v, recipe.pv, recipe.v_scales,
                           recipe.rotate_v, false, false);
     check_values(params.v, k, recipe.v_scales, recipe.pv, values);

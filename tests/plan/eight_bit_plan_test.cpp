@@ -21,8 +21,7 @@ Problem problem(std::int64_t head_dim, bool causal) {
 TEST(EightBitPlan, EveryHeadDimensionAndRecipeGetsALegalConfig) {
   for (std::int64_t head_dim = 1; head_dim <= 256; ++head_dim) {
     for (const std::int64_t head_dim_v : {head_dim, 257 - head_dim}) {
-      for (const Recipe& recipe :
-           {fp8_recipe, int8_recipe, int8_accurate_recipe, strict(fp8_recipe), strict(int8_recipe)}) {
+      for (const Recipe& recipe : {fp8_recipe, int8_recipe, strict(fp8_recipe), strict(int8_recipe)}) {
         for (const bool causal : {false, true}) {
           Problem p = problem(head_dim, causal);
           p.head_dim_v = head_dim_v;
@@ -108,7 +107,6 @@ TEST(EightBitPlan, ExponentialsAreLinearWhereTheRecipeAllows) {
   EXPECT_TRUE(is_linear(fp8_recipe));
   EXPECT_FALSE(is_linear(strict(fp8_recipe)));
   EXPECT_FALSE(is_linear(int8_recipe));
-  EXPECT_FALSE(is_linear(int8_accurate_recipe));
   EXPECT_TRUE(choose(quantized_problem(128, true)).linear_exp2);
 }
 

@@ -69,7 +69,7 @@ def test_accuracy_of_eight_bits(tmp_path: Path) -> None:
         errors = record["errors"]
         # One scale a block is coarse for the keys beside a sink (docs/numerics.md); strict has one a row.
         int8 = errors["int8 strict" if name == "sink" else "int8"]
-        assert 0 < errors["exact"] < errors["int8-accurate"] < int8 < errors["fp8 tensor"] < record["rms"]
+        assert 0 < errors["exact"] < int8 < errors["fp8 tensor"] < record["rms"]
     assert (tmp_path / "low-precision-accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert "## Gradients" in (tmp_path / "low-precision-accuracy.md").read_text()
 
@@ -113,7 +113,7 @@ def test_pages_of_gpu_results_are_made_from_their_json(tmp_path: Path) -> None:
     assert "\n    python bench/gpu_speed.py --rounds 1\n" in text
     assert "| 64 | causal | 243, 1.22 |" in text
     assert "Geometric mean of the shares: 1.215" in text
-    speeds = {f"{name} {what}": 100.0 for name in ("int8", "int8-accurate") for what in ("kernel", "whole")}
+    speeds = {f"int8 {what}": 100.0 for what in ("kernel", "whole")}
     speeds |= {"16-bit": 200.0, "fp8 kernel": 308.0, "fp8 whole": 150.0}
     document |= {
         "cells": [],

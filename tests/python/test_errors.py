@@ -86,7 +86,7 @@ def test_options_of_another_type() -> None:
     with pytest.raises(tandem.InvalidArgumentError, match="^window is 128; pass"):
         tandem.attention_backward(q, q, k, v, q, q, window=128)  # type: ignore[arg-type]
     for value in (8, None, ["int8"], "int4"):
-        message = f"precision is {value!r}; it must be one of exact, fp8, int8, int8-accurate"
+        message = f"precision is {value!r}; it must be one of exact, fp8, int8"
         refused(tandem.InvalidArgumentError, message, q, k, v, precision=value)
     # Where a transform watches the call, too.
     with pytest.raises(tandem.InvalidArgumentError, match="^causal is None; pass True or False"):

@@ -133,7 +133,7 @@ def test_8_bit_inputs_and_8_bit_k_and_v_beside_a_16_bit_q(dtype: str, precision:
 
 def test_precision_and_strict() -> None:
     q, k, v = qkv(seqlen_q=64, seqlen_k=64, dtype=torch.bfloat16)
-    options: dict[str, Any] = {"causal": True, "precision": "int8-accurate", "strict": True}
+    options: dict[str, Any] = {"causal": True, "precision": "int8", "strict": True}
     out = attention(to_jax(q), to_jax(k), to_jax(v), **options)
     assert torch.equal(to_torch(out), tandem.attention(q, k, v, **options).float())
 

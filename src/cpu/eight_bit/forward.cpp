@@ -39,7 +39,7 @@ EightBitStore store_layout(const Problem& p) {
 }
 
 bool needs_maxima(const Recipe& r) {
-  return r.qk_scales <= ScaleGroup::head || (r.pv != OperandType::input && r.v_scales <= ScaleGroup::head);
+  return r.qk_scales <= ScaleGroup::head || r.v_scales <= ScaleGroup::head;
 }
 
 /// One call: what its threads share.
@@ -196,7 +196,6 @@ void quantize_block(const Head& h, std::int64_t block) {
                          .out_stride = p.head_dim_qk,
                          .scales = h.at<float>(run.layout.k_scales) + first,
                          .nan_markers = true});
-  if (r.pv == OperandType::input) return;
   const std::int64_t scale = r.v_scales == ScaleGroup::channel ? block * p.head_dim_v : first;
   run.kernels.quantize.quantize(
       v_rows(h, block), {.type = r.pv,

@@ -79,13 +79,13 @@ void fold(const Work& w, int stripe, bool last) {
 
 void run(const EightBitTile& tile) {
   const Recipe& r = tile.recipe;
-  const bool lazy_e4m3 = r.pv == OperandType::e4m3 && r.v_scales != ScaleGroup::row;
+  const bool lazy = r.pv == OperandType::e4m3 && r.v_scales != ScaleGroup::row;
   const Work w{.tile = tile,
                .t = tile.forward,
                .s = take_apart(tile.forward),
                .truncates = r.qk == OperandType::e4m3,
-               .lazy_rescaling = r.pv == OperandType::input || lazy_e4m3,
-               .p_linear = r.linear_exp2 && lazy_e4m3};
+               .lazy_rescaling = lazy,
+               .p_linear = r.linear_exp2 && lazy};
   stage_queries(w);
   find_shifts(w);
   Stripe stripes[quant_block / stripe_lanes];

@@ -75,10 +75,10 @@ TANDEM_INLINE Vec zero_if_infinite(Vec maximum) {
   const Vec base = w.lazy_rescaling ? safe : zero_if_infinite(in_tile);
   const Vec weight = w.lazy_rescaling ? broadcast(1.0F) : exp2(hn::Sub(in_tile, safe));
 
-  const bool by_row = w.tile.recipe.v_scales == ScaleGroup::row && w.tile.recipe.pv != OperandType::input;
+  const bool by_row = w.tile.recipe.v_scales == ScaleGroup::row;
   const float range = w.tile.recipe.pv == OperandType::e4m3
                           ? (w.lazy_rescaling ? e4m3_lazy_p_range : e4m3_p_range)
-                          : (w.tile.recipe.pv == OperandType::s8 ? u8_p_range : 1.0F);
+                          : u8_p_range;
   Vec sum = zero();
   Vec largest = zero();
   for (int j = 0; j < b.count; ++j) {

@@ -26,9 +26,9 @@ inline void scale_channels(const Work& w, const KeyBlock& b) {
   const int dim = w.t.head_dim_v;
   for (int c = 0; c < dim; ++c) {
     float unit = 1.0F;
-    if (r.pv != OperandType::input && r.v_scales == ScaleGroup::channel) {
+    if (r.v_scales == ScaleGroup::channel) {
       unit = w.tile.v_scales[b.begin / quant_block * dim + c];
-    } else if (r.pv != OperandType::input && r.v_scales != ScaleGroup::row) {
+    } else if (r.v_scales != ScaleGroup::row) {
       unit = w.tile.v_scales[b.begin];
     }
     const float before = b.opens ? 0.0F : w.s.v_unit[c];
@@ -43,16 +43,8 @@ inline void stage(const Work& w, const KeyBlock& b) {
   const EightBitTile& tile = w.tile;
   decode(tile.recipe.qk, tile.k_quantized + b.begin * t.head_dim_qk,
          static_cast<std::int64_t>(b.count) * t.head_dim_qk, w.s.k);
-  if (tile.recipe.pv != OperandType::input) {
-    decode(tile.recipe.pv, tile.v_quantized + b.begin * t.head_dim_v,
-           static_cast<std::int64_t>(b.count) * t.head_dim_v, w.s.v);
-  } else if (t.dtype == DType::f16) {
-    widen_rows(static_cast<const f16*>(t.v) + b.begin * t.v_stride, t.v_stride, b.count, t.head_dim_v, w.s.v,
-               t.head_dim_v);
-  } else {
-    widen_rows(static_cast<const bf16*>(t.v) + b.begin * t.v_stride, t.v_stride, b.count, t.head_dim_v, w.s.v,
-               t.head_dim_v);
-  }
+  decode(tile.recipe.pv, tile.v_quantized + b.begin * t.head_dim_v,
+         static_cast<std::int64_t>(b.count) * t.head_dim_v, w.s.v);
   scale_channels(w, b);
 }
 

@@ -74,8 +74,8 @@ constexpr int rows_of_v_stages = 2;
 /// pairs of 8-byte barriers, and a ring of two tile numbers.
 constexpr int eight_bit_shared_bytes(const EightBitConfig& c) {
   const int q_tiles = c.q_stages * c.tiling.block_m * byte_tile_columns(c.tiling.head_dim_qk);
-  const int v_row = c.pv == OperandType::input ? 2 * c.tiling.head_dim_v : c.tiling.head_dim_v;
-  const int kv_tiles = c.stages * quant_block * (byte_tile_columns(c.tiling.head_dim_qk) + v_row);
+  const int kv_tiles =
+      c.stages * quant_block * (byte_tile_columns(c.tiling.head_dim_qk) + c.tiling.head_dim_v);
   const int scales = 4 * quant_block * c.stages * ((c.row_scales ? 1 : 0) + (c.v_row_scales ? 1 : 0));
   const int block_scales = 8 * c.stages;
   const int rows_of_v =
@@ -86,17 +86,17 @@ constexpr int eight_bit_shared_bytes(const EightBitConfig& c) {
 }
 
 /// What the 8-bit forward kernel is launched with. In `forward`, q, k and v are maps of quantized values: q
-/// and k with dimensions (head_dim, rows, heads, batch), v with (padded keys, head_dim_v, heads, batch), or
-/// as for 16 bits where pv is `input`; scale is not negative. With transpose_v all three are as the caller
+/// and k with dimensions (head_dim, rows, heads, batch), v with (padded keys, head_dim_v, heads, batch);
+/// scale is not negative. With transpose_v all three are as the caller
 /// has them, (head_dim, rows, heads, batch), and so are the scales: null data stands for 1, and any of them
 /// may be negative, the softmax's too.
 struct EightBitParams {
   ForwardParams forward;
   ScaleArray q_scales;
   ScaleArray k_scales;
-  ScaleArray v_scales;  ///< null data where pv is `input`
-  ScaleArray shift;     ///< null data: none
-  int q_scale_heads;    ///< query heads that share one of q's (transpose_v)
+  ScaleArray v_scales;
+  ScaleArray shift;   ///< null data: none
+  int q_scale_heads;  ///< query heads that share one of q's (transpose_v)
 };
 
 }  // namespace tandem

@@ -63,7 +63,7 @@ ForwardParams params_of_quantized(const Problem& p, const EightBitConfig& config
 QuantizedScales quantized_scales(const Recipe& recipe, const Workspace& workspace, char* memory) {
   return {.q = workspace.at<float>(Region::q_scales, memory),
           .k = workspace.at<float>(Region::k_scales, memory),
-          .v = recipe.pv != OperandType::input ? workspace.at<float>(Region::v_scales, memory) : nullptr,
+          .v = workspace.at<float>(Region::v_scales, memory),
           .shift = recipe.smooth_k ? workspace.at<float>(Region::shift, memory) : nullptr};
 }
 
@@ -89,13 +89,9 @@ LoadedMaps eight_bit_maps(const Problem& p, const EightBitConfig& config) {
       quantized_map(Region::q_quantized, q, p.head_dim_qk, pitch, q.rows, q.rows, strip, 64, p.out.data);
   maps[index_of(Loaded::k)] = quantized_map(Region::k_quantized, k, p.head_dim_qk, pitch, k.rows, k.rows,
                                             strip, quant_block, p.out.data);
-  if (config.pv == OperandType::input) {
-    maps[index_of(Loaded::v)] = {.spec = forward_tensor_map(p, config.tiling, Loaded::v)};
-  } else {
-    maps[index_of(Loaded::v)] =
-        quantized_map(Region::v_quantized, k, padded_keys, padded_keys, p.head_dim_v,
-                      quantized_pitch(p.head_dim_v), quant_block, config.tiling.head_dim_v, p.out.data);
-  }
+  maps[index_of(Loaded::v)] =
+      quantized_map(Region::v_quantized, k, padded_keys, padded_keys, p.head_dim_v,
+                    quantized_pitch(p.head_dim_v), quant_block, config.tiling.head_dim_v, p.out.data);
   return maps;
 }
 

@@ -42,7 +42,7 @@ EightBitConfig with_recipe(EightBitConfig c, const Recipe& r) {
   c.qk = r.qk;
   c.pv = r.pv;
   c.row_scales = r.qk_scales == ScaleGroup::row;
-  c.v_row_scales = r.pv != OperandType::input && r.v_scales == ScaleGroup::row;
+  c.v_row_scales = r.v_scales == ScaleGroup::row;
   c.rotated_v = r.rotate_v;
   c.linear_exp2 = r.linear_exp2 && c.lazy_rescaling() && c.pv == OperandType::e4m3;
   return c;
@@ -89,7 +89,7 @@ EightBitConfig with_tile(EightBitConfig c) {
   c.parts = c.tiling.head_dim_v == 96 && tile.parts == 2 ? 3 : tile.parts;  // of 32 columns
   // A maximum a tile takes registers, V's scales by row, lengths and a mask more: what is left holds two
   // warpgroups in place of three, or narrower parts.
-  const bool joins = c.pv != OperandType::input && c.v_row_scales;
+  const bool joins = c.v_row_scales;
   const bool masked = c.mask.varlen || c.mask.causal || c.mask.local;
   if (c.tiling.head_dim_v > 64 && c.tiling.head_dim_v <= 128 && c.tiling.block_m == 192 &&
       (!c.lazy_rescaling() || c.mask.local || (c.mask.varlen && c.mask.causal))) {
@@ -99,15 +99,10 @@ EightBitConfig with_tile(EightBitConfig c) {
   if (c.tiling.block_m == 192 && !c.lazy_rescaling() && c.mask.varlen && (c.mask.causal || c.mask.local))
     c = with_two_warpgroups(c);
   if (c.tiling.head_dim_v > 96 && joins) c.parts = std::max(c.parts, 2);
-  if (c.pv == OperandType::input) {  // P V adds to the output itself
-    if (c.tiling.block_m == 192) c = with_two_warpgroups(c);
-    c.parts = 1;
-  }
   if (c.tiling.head_dim_v > 128 && !c.lazy_rescaling()) c = with_narrow_parts(c, joins, masked);
   const int group =
       c.tiling.head_dim_v > 128 ? 16 : 32;  // columns that a part is a multiple of: 224 is 2 x 112
   while (c.tiling.head_dim_v % (group * c.parts) != 0) --c.parts;
-  // V in 16 bits takes twice the room.
   while (c.stages > 1 && eight_bit_shared_bytes(c) > hopper_shared_bytes_per_sm - reserved_shared_bytes)
     --c.stages;
   return c;
@@ -194,7 +189,6 @@ std::string eight_bit_objection(const EightBitConfig& c) {
 
 int eight_bit_local_bytes_allowed(const EightBitConfig& c) {
   const bool int8 = c.pv == OperandType::s8;
-  if (c.pv == OperandType::input) return 0;
   if (c.tiling.head_dim_v <= 64) return int8 || !c.mask.varlen ? 0 : c.mask.causal ? 160 : 8;
   if (!int8) return 0;
   if (c.tiling.head_dim_v <= 128) return !c.mask.causal ? 0 : c.mask.varlen ? 44 : 24;
@@ -204,7 +198,7 @@ int eight_bit_local_bytes_allowed(const EightBitConfig& c) {
 std::vector<EightBitConfig> shipped_eight_bit_configs() {
   std::vector<EightBitConfig> configs;
   for (const int head_dim : {64, 128, 256}) {
-    for (const Recipe& recipe : {fp8_recipe, int8_recipe, int8_accurate_recipe}) {
+    for (const Recipe& recipe : {fp8_recipe, int8_recipe}) {
       for (const bool varlen : {false, true}) {
         for (const bool causal : {false, true}) {
           EightBitConfig c = with_recipe(EightBitConfig{}, recipe);

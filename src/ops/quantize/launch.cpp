@@ -77,10 +77,8 @@ Workspace quantized_workspace(const Problem& p, const Recipe& r) {
   w.take(Region::k_quantized, k.entries * row_strides(k, p.head_dim_qk).batch);
   w.take(Region::q_scales, 4 * q.entries * q.heads * scales_of_head(q, by_row(r.qk_scales)));
   w.take(Region::k_scales, 4 * k.entries * k.heads * scales_of_head(k, by_row(r.qk_scales)));
-  if (r.pv != OperandType::input) {
-    w.take(Region::v_quantized, k.entries * channel_strides(k, p.head_dim_v).batch);
-    w.take(Region::v_scales, 4 * k.entries * k.heads * scales_of_head(k, by_row(r.v_scales)));
-  }
+  w.take(Region::v_quantized, k.entries * channel_strides(k, p.head_dim_v).batch);
+  w.take(Region::v_scales, 4 * k.entries * k.heads * scales_of_head(k, by_row(r.v_scales)));
   // The attention kernel's counter of tiles, then those of K's sums.
   w.take_counters(4 + (r.smooth_k ? 4 * p.batch * k.heads : 0));
   if (r.smooth_k) {
@@ -91,7 +89,7 @@ Workspace quantized_workspace(const Problem& p, const Recipe& r) {
   return w;
 }
 
-QuantizeItems quantize_items(const Problem& p, const Recipe& r) {
+QuantizeItems quantize_items(const Problem& p) {
   QuantizeItems items;
   if (!p.quantized_inputs()) {
     items.heads_per_item_q = heads_per_item(p.rows_q, p.batch, p.packed_q);
@@ -99,7 +97,7 @@ QuantizeItems quantize_items(const Problem& p, const Recipe& r) {
   }
   items.q = as_int(items_of(query_axes(p), items.heads_per_item_q));
   items.k = as_int(items_of(key_axes(p), items.heads_per_item_k));
-  items.v = r.pv == OperandType::input ? 0 : items.k;
+  items.v = items.k;
   return items;
 }
 
@@ -114,7 +112,7 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, const Wor
   const std::int64_t channels = quantize_channels(as_int(p.head_dim_qk));
   const auto floats = [&](Region region) { return w.at<float>(region, memory); };
   const auto quantized = [&](Region region) { return w.at<unsigned char>(region, memory); };
-  QuantizeParams params = extents_of(p, quantize_items(p, r));
+  QuantizeParams params = extents_of(p, quantize_items(p));
   params.q = {.source = p.q.data,
               .stride = strides_of(p.q),
               .quantized = quantized(Region::q_quantized),
@@ -133,17 +131,15 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, const Wor
               .quantized_columns = as_int(quantized_pitch(p.head_dim_qk)),
               .padded_rows = true,
               .nan_markers = true};
-  if (r.pv != OperandType::input) {
-    params.v = {.source = p.v.data,
-                .stride = strides_of(p.v),
-                .quantized = quantized(Region::v_quantized),
-                .quantized_stride = channel_strides(k, p.head_dim_v),
-                .scales = floats(Region::v_scales),
-                .scale_stride = scale_strides(k, by_row(r.v_scales)),
-                .quantized_columns = 0,
-                .padded_rows = true,
-                .nan_markers = false};
-  }
+  params.v = {.source = p.v.data,
+              .stride = strides_of(p.v),
+              .quantized = quantized(Region::v_quantized),
+              .quantized_stride = channel_strides(k, p.head_dim_v),
+              .scales = floats(Region::v_scales),
+              .scale_stride = scale_strides(k, by_row(r.v_scales)),
+              .quantized_columns = 0,
+              .padded_rows = true,
+              .nan_markers = false};
   if (r.smooth_k) {
     params.shift = floats(Region::shift);
     params.shift_stride = scale_strides(q, true);

@@ -24,7 +24,7 @@ struct QuantizeItems {
   [[nodiscard]] std::int64_t total() const { return std::int64_t{q} + k + v; }
 };
 /// Of the kernels that quantise, or arrange quantized values of the caller's.
-QuantizeItems quantize_items(const Problem& problem, const Recipe& recipe);
+QuantizeItems quantize_items(const Problem& problem);
 /// Of the kernel that dequantises k and v.
 QuantizeItems dequantize_items(const Problem& problem);
 

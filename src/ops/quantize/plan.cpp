@@ -28,7 +28,7 @@ QuantizeConfig choose_quantize_config(const CallFacts& facts, const Recipe& r) {
   c.head_dim_v = gpu::as_int(p.head_dim_v);
   c.varlen = facts.mask.varlen;
   c.vectors = gpu::allows_vectors(p.q, p.head_dim_qk) && gpu::allows_vectors(p.k, p.head_dim_qk) &&
-              (r.pv == OperandType::input || gpu::allows_vectors(p.v, p.head_dim_v));
+              gpu::allows_vectors(p.v, p.head_dim_v);
   return c;
 }
 
@@ -68,7 +68,7 @@ int quantize_local_bytes_allowed(const QuantizeConfig& c) {
 std::vector<QuantizeConfig> shipped_quantize_configs() {
   std::vector<QuantizeConfig> configs;
   for (const int head_dim : {64, 128, 256}) {
-    for (const Recipe& recipe : {fp8_recipe, int8_recipe, int8_accurate_recipe}) {
+    for (const Recipe& recipe : {fp8_recipe, int8_recipe}) {
       for (const bool varlen : {false, true}) {
         QuantizeConfig c = with_recipe(QuantizeConfig{}, recipe);
         c.head_dim_qk = c.head_dim_v = head_dim;

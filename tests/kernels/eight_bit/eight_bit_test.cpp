@@ -59,7 +59,7 @@ double largest_difference(const std::vector<double>& got, const std::vector<doub
 /// each rounds it in units of its own: by up to 1/16 of P in e4m3, of values up to 4, which would be 0.5 if
 /// all went the same way. Where V's scales join P, out differs in the last place of bf16.
 double tolerance(const EightBitConfig& config) {
-  if (config.v_row_scales || config.pv == OperandType::input) return 0.02;
+  if (config.v_row_scales) return 0.02;
   return config.pv == OperandType::e4m3 ? 0.125 : 0.07;
 }
 
@@ -222,7 +222,7 @@ std::vector<EmulatedEightBit> causal_f16_kernels() {
 }
 
 TEST(EmulatedEightBitCorners, NanInAKeyOrAQueryMakesTheRowsThatSeeItNan) {
-  ASSERT_EQ(causal_f16_kernels().size(), 8U);
+  ASSERT_EQ(causal_f16_kernels().size(), 7U);
   for (const EmulatedEightBit& kernel : causal_f16_kernels()) {
     expect_as_on_the_cpu(kernel, [](harness::Call& call) {
       call.k.set(150 * call.spec.head_dim_qk + 3, NAN);

@@ -205,8 +205,7 @@ void run_eight_bit(const EmulatedEightBit& kernel, harness::Call& call, std::uin
                     recipe.pv, config.v_row_scales, recipe.rotate_v, false};
   const Quantized q = quantize_side(p, q_side, false);
   const Quantized k = quantize_side(p, k_side, false);
-  const bool keeps_v = recipe.pv == OperandType::input;
-  const Quantized v = keeps_v ? Quantized{} : quantize_side(p, v_side, true);
+  const Quantized v = quantize_side(p, v_side, true);
   const std::vector<float> shift = shifts(p, q_side, call, k);
 
   emulator::Options options;
@@ -231,13 +230,9 @@ void run_eight_bit(const EmulatedEightBit& kernel, harness::Call& call, std::uin
   for (std::size_t i = 0; i < quantized.size(); ++i) {
     if (maps[i]->region != gpu::Region::none) maps[i]->spec.base = quantized[i];
   }
-  const EightBitParams params =
-      gpu::make_eight_bit_params(p, config,
-                                 {.q = q.scales.data(),
-                                  .k = k.scales.data(),
-                                  .v = keeps_v ? nullptr : v.scales.data(),
-                                  .shift = shift.data()},
-                                 maps, &emulator::encode, 64 * 1024, tile_counter.data());
+  const EightBitParams params = gpu::make_eight_bit_params(
+      p, config, {.q = q.scales.data(), .k = k.scales.data(), .v = v.scales.data(), .shift = shift.data()},
+      maps, &emulator::encode, 64 * 1024, tile_counter.data());
   emulator::launch(kernel.kernel, params,
                    {.blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, 2)),
                     .threads = static_cast<unsigned>(config.threads()),

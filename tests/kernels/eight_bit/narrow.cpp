@@ -59,15 +59,7 @@ std::span<const EmulatedEightBit> narrow_eight_bit() {
                      .qk = OperandType::s8,
                      .pv = OperandType::s8,
                      .rotated_v = true,
-                     .softcap = true},
-      EightBitConfig{.tiling = {.head_dim_qk = 64, .head_dim_v = 64},
-                     .qk = OperandType::s8,
-                     .pv = OperandType::input,
-                     .mask = {.local = true},
-                     .row_scales = true,
-                     .parts = 1,
-                     .softcap = true,
-                     .schedule = {.overlap = false}}>();
+                     .softcap = true}>();
   return kernels;
 }
 

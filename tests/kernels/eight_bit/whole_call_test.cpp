@@ -119,16 +119,5 @@ TEST(WholeQuantizedCall, Int8) {
               int8_recipe>(Precision::int8, 0.07, 1e-4);
 }
 
-TEST(WholeQuantizedCall, Int8Accurate) {
-  check_whole<EightBitConfig{.tiling = {.element = Element::f16},
-                             .qk = OperandType::s8,
-                             .pv = OperandType::input,
-                             .mask = {.causal = true, .varlen = true},
-                             .row_scales = true,
-                             .parts = 1,
-                             .schedule = {.dynamic = true}},
-              int8_accurate_recipe>(Precision::int8_accurate, 0.02, 1e-4);
-}
-
 }  // namespace
 }  // namespace tandem::kernel_tests

@@ -27,14 +27,7 @@ std::span<const EmulatedEightBit> wide_eight_bit() {
         c.mask.causal = c.mask.varlen = c.schedule.dynamic = c.row_scales = c.v_row_scales = true;
         c.tiling.element = Element::f16;
         return c;
-      }(int8),
-      EightBitConfig{.tiling = {.element = Element::f16},
-                     .qk = OperandType::s8,
-                     .pv = OperandType::input,
-                     .mask = {.causal = true, .varlen = true},
-                     .row_scales = true,
-                     .parts = 1,
-                     .schedule = {.dynamic = true}}>();
+      }(int8)>();
   return kernels;
 }
 

@@ -39,13 +39,7 @@ std::span<const EmulatedEightBit> widest_eight_bit() {
                             .mask = {.causal = true},
                             .rotated_v = true,
                             .parts = 2,
-                            .schedule = {.dynamic = true, .overlap = false}},
-                        EightBitConfig{.tiling = {.head_dim_qk = 256, .head_dim_v = 256},
-                                       .qk = OperandType::s8,
-                                       .pv = OperandType::input,
-                                       .row_scales = true,
-                                       .parts = 1,
-                                       .schedule = {.overlap = false, .pingpong = false}}>();
+                            .schedule = {.dynamic = true, .overlap = false}}>();
   return kernels;
 }
 

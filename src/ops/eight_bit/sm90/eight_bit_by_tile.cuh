@@ -21,7 +21,7 @@ struct EightBitByTileRows : EightBitRows<C> {
   using typename Base::Consumer;
   using typename Base::OutputSum;
   using typename Base::ScoreSum;
-  static_assert(!C.lazy_rescaling() && !Base::keeps_input);
+  static_assert(!C.lazy_rescaling());
 
   /// Maxima of scores that are not masked are found among the integer sums.
   static constexpr bool integer_maxima = C.qk == OperandType::s8 && !C.row_scales && !C.softcap;

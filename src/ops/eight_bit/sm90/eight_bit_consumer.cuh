@@ -26,11 +26,10 @@ TANDEM_DEVICE float (&pick_scores(i32 (&)[n], float (&converted)[n]))[n] {
 template <EightBitConfig C>
 struct EightBitConsumer {
   using Shared = EightBitShared<C>;
-  static constexpr bool keeps_input = C.pv == OperandType::input;
   static constexpr int scores = quant_block / 2;
   static constexpr int outputs = C.tiling.head_dim_v / 2;
   static constexpr int part_outputs = C.part_columns() / 2;
-  static constexpr int words = keeps_input ? scores / 2 : scores / 4;  ///< of packed P
+  static constexpr int words = scores / 4;  ///< of packed P
   static constexpr Bytes score_bytes = C.qk == OperandType::e4m3 ? Bytes::e4m3 : Bytes::s8;
   static constexpr Bytes output_bytes = C.pv == OperandType::e4m3 ? Bytes::e4m3
                                         : C.v_has_zero_point()    ? Bytes::u8_u8
@@ -39,7 +38,7 @@ struct EightBitConsumer {
       typename Select<C.lazy_rescaling(), tile::LazySoftmax<C.linear_exp2>, tile::TileSoftmax<C>>::type;
   using ScoreSum = typename ptx::ByteSum<score_bytes>::type;
   using OutputSum = typename ptx::ByteSum<output_bytes>::type;
-  static_assert(C.part_columns() % 16 == 0 && (!keeps_input || C.parts == 1));
+  static_assert(C.part_columns() % 16 == 0);
 
   const EightBitParams& p;
   Shared& shared;
@@ -106,18 +105,6 @@ struct EightBitConsumer {
     ptx::wgmma_commit();
   }
 
-  /// Issues O += P V in 16 bits, in O's own accumulators.
-  TANDEM_DEVICE void issue_output(float (&o)[outputs], const u32 (&probabilities)[words]) {
-    const ptx::MatrixDescriptor v = shared.v[v_at.stage].mn_major();
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < quant_block / 16; ++step) {
-      ptx::wgmma_registers<C.tiling.head_dim_v, C.tiling.element, true>(
-          o, probabilities + 4 * step, v + Shared::VTile::mn_major_offset(step), true);
-    }
-    ptx::wgmma_commit();
-  }
-
   /// O += weight * the sums of part `part`: `count` registers from `first` on. `count` is a template
   /// parameter because the loop must be unrolled before the one around it: otherwise registers are indexed.
   template <int count = part_outputs>
@@ -137,23 +124,18 @@ struct EightBitConsumer {
     }
   }
 
-  /// Rounds P to the A operands of P V. In 8 bits, a word has two neighbouring keys of each of two groups
-  /// of 8.
+  /// Rounds P to the A operands of P V. A word has two neighbouring keys of each of two groups of 8.
   template <int count>
   TANDEM_DEVICE void convert(u32 (&probabilities)[words], const float (&s)[scores], int first) {
 #pragma unroll
     for (int n = 0; n < count; ++n) {
       const int i = first + n;
-      if constexpr (keeps_input) {
-        probabilities[i] = tile::pack<C.tiling.element>(s[2 * i], s[2 * i + 1]);
+      const int at = i / 2 * 8 + i % 2 * 2;
+      if constexpr (output_bytes == Bytes::e4m3) {
+        probabilities[i] = ptx::pack_e4m3(s[at], s[at + 1], s[at + 4], s[at + 5]);
       } else {
-        const int at = i / 2 * 8 + i % 2 * 2;
-        if constexpr (output_bytes == Bytes::e4m3) {
-          probabilities[i] = ptx::pack_e4m3(s[at], s[at + 1], s[at + 4], s[at + 5]);
-        } else {
-          probabilities[i] = C.v_row_scales ? ptx::pack_low_bytes(s[at], s[at + 1], s[at + 4], s[at + 5])
-                                            : ptx::pack_u8(s[at], s[at + 1], s[at + 4], s[at + 5]);
-        }
+        probabilities[i] = C.v_row_scales ? ptx::pack_low_bytes(s[at], s[at + 1], s[at + 4], s[at + 5])
+                                          : ptx::pack_u8(s[at], s[at + 1], s[at + 4], s[at + 5]);
       }
     }
   }
@@ -265,15 +247,9 @@ struct EightBitConsumer {
         score_unit[h] = 1.0F;
       }
     }
-    if constexpr (!keeps_input && !C.v_row_scales) {
+    if constexpr (!C.v_row_scales) {
       v_scale = ptx::load_shared(&shared.block_scales[k_at.stage].v);
     }
-  }
-
-  /// As in ForwardConsumer, for V in 16 bits: quantized values past a sequence's end are 0.
-  TANDEM_DEVICE void clear_v_tail(int valid_rows) {
-    shared.v_ring.wait(v_at);
-    tile::clear_tail<C.consumers()>(shared.v[v_at.stage], valid_rows, warpgroup, thread);
   }
 
   TANDEM_DEVICE void run() {

@@ -1,5 +1,5 @@
-// The 8-bit forward kernel with lazy rescaling: P is a floating-point number, e4m3 (fp8) or 16 bits
-// (int8-accurate), and the exponent's reference moves only when P grows too large (tile/lazy_softmax.cuh).
+// The 8-bit forward kernel with lazy rescaling: P is e4m3, a floating-point number, and the
+// exponent's reference moves only when P grows too large (tile/lazy_softmax.cuh).
 #pragma once
 
 #include "ops/eight_bit/sm90/eight_bit_rows.cuh"
@@ -13,7 +13,6 @@ struct EightBitLazyRows : EightBitRows<C> {
   using Base = EightBitRows<C>;
   using Base::block;
   using Base::c;
-  using Base::keeps_input;
   using Base::o;
   using Base::outputs;
   using Base::part_outputs;
@@ -30,7 +29,7 @@ struct EightBitLazyRows : EightBitRows<C> {
   /// add to, O of 256 columns would take 250 moves a tile, and wide parts of P V beside it up to 250 bytes of
   /// local memory.)
   static constexpr bool in_order =
-      (C.mask.causal || C.part_columns() > 64) && !C.schedule.overlap && !C.schedule.pingpong && !keeps_input;
+      (C.mask.causal || C.part_columns() > 64) && !C.schedule.overlap && !C.schedule.pingpong;
   /// The first block runs through the code of all others, where tiles are short: at 512 keys and head
   /// dimension 64 that is 10 % faster; with more of either it is slower.
   static constexpr bool one_loop = in_order && C.tiling.head_dim_v <= 64;
@@ -134,7 +133,6 @@ struct EightBitLazyRows : EightBitRows<C> {
     c.pingpong_pass();
     ptx::wgmma_wait<1>();
     ptx::pin_registers(sums);
-    if (keeps_input && masked) this->wait_output(held);  // before a reference moves, and O with it
     find_probabilities<false>(s, sums, masked, [&](int quarter) {
       constexpr int half = part_outputs / 2;
       if constexpr (C.parts == 2) {
@@ -144,11 +142,7 @@ struct EightBitLazyRows : EightBitRows<C> {
         this->wait_output(held);
         c.release_v();
       }
-      if constexpr (!keeps_input) {
-        if (quarter >= 2) {
-          c.template promote<half>(o, held, C.parts - 1, softmax.weight, (quarter - 2) * half);
-        }
-      }
+      if (quarter >= 2) c.template promote<half>(o, held, C.parts - 1, softmax.weight, (quarter - 2) * half);
       if (quarter > 0) this->convert_quarter(s, quarter - 1);
     });
     add_tile<false, 3>(s, masked);
@@ -202,10 +196,6 @@ struct EightBitLazyRows : EightBitRows<C> {
       c.take_scales();
       if constexpr (Consumer::has_nan_markers) this->take_nan_queries();
     });
-    if constexpr (keeps_input && C.mask.varlen) {
-      const int valid_rows = t.index.seqlen_k - block * quant_block;
-      if (valid_rows < quant_block) c.clear_v_tail(valid_rows);
-    }
     if constexpr (in_order) {
       c.shared.v_ring.wait(c.v_at);
       only_output<true>();

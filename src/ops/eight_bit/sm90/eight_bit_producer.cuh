@@ -56,9 +56,7 @@ template <EightBitConfig C>
 struct EightBitShared {
   using QTile = tile::ByteTile<64, C.tiling.head_dim_qk>;
   using KTile = tile::ByteTile<quant_block, C.tiling.head_dim_qk>;
-  using VTile =
-      typename Select<C.pv == OperandType::input, tile::SharedTile<quant_block, C.tiling.head_dim_v>,
-                      tile::ByteTile<C.tiling.head_dim_v, quant_block>>::type;
+  using VTile = tile::ByteTile<C.tiling.head_dim_v, quant_block>;
 
   QTile q[C.consumers()][C.q_stages];
   KTile k[C.stages];
@@ -122,7 +120,7 @@ struct EightBitLoader {
       return load_scale<C>(from, batch, tile::key_head(p.forward, t.index), C.transpose_v ? b : block_at(b));
     };
     if constexpr (!C.row_scales) scales.k = load(p.k_scales);
-    if constexpr (C.pv != OperandType::input && !C.v_row_scales) scales.v = load(p.v_scales);
+    if constexpr (!C.v_row_scales) scales.v = load(p.v_scales);
     return scales;
   }
   TANDEM_DEVICE void load_k(int b) {
@@ -146,13 +144,9 @@ struct EightBitLoader {
   TANDEM_DEVICE void load_v(int b) {
     ptx::Mbarrier& full =
         shared.v_ring.acquire(v_at, Shared::VTile::bytes + decltype(shared.v_scales)::bytes);
-    if constexpr (C.pv == OperandType::input) {
-      tile::load_keys(shared.v[v_at.stage], p.forward.v, full, p.forward, t.index, b * quant_block);
-    } else {
-      const int key = block_at(b) * quant_block;  // keys are columns
-      shared.v[v_at.stage].load(p.forward.v, full, 0, tile::key_head(p.forward, t.index),
-                                tile::key_batch(p.forward, t.index), ptx::CacheHint::last, key);
-    }
+    const int key = block_at(b) * quant_block;  // keys are columns
+    shared.v[v_at.stage].load(p.forward.v, full, 0, tile::key_head(p.forward, t.index),
+                              tile::key_batch(p.forward, t.index), ptx::CacheHint::last, key);
     if constexpr (C.v_row_scales) shared.v_scales.load(v_at.stage, row_scales(p.v_scales, b), full);
     v_at.advance();
   }

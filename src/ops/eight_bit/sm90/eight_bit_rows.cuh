@@ -17,10 +17,8 @@ struct EightBitRows {
   static constexpr int outputs = Consumer::outputs;
   static constexpr int part_outputs = Consumer::part_outputs;
   static constexpr int quarter_words = Consumer::words / 4;
-  static constexpr bool keeps_input = Consumer::keeps_input;
   /// Whether a warpgroup may skip key blocks that others of its tile need.
-  static constexpr bool skips =
-      (C.mask.causal || !C.mask.varlen) && !keeps_input && C.tiling.block_m % quant_block != 0;
+  static constexpr bool skips = (C.mask.causal || !C.mask.varlen) && C.tiling.block_m % quant_block != 0;
 
   Consumer& c;
   const tile::QueryTile& t;
@@ -104,19 +102,11 @@ struct EightBitRows {
     c.template issue_part<ptx::Start::replace>(held, probabilities, part);
   }
   TANDEM_DEVICE void issue_output(OutputSum (&held)[part_outputs]) {
-    if constexpr (keeps_input) {
-      c.issue_output(o, probabilities);
-    } else {
-      c.template issue_part<ptx::Start::fresh>(held, probabilities, 0);
-    }
+    c.template issue_part<ptx::Start::fresh>(held, probabilities, 0);
   }
   TANDEM_DEVICE void wait_output(OutputSum (&held)[part_outputs]) {
     ptx::wgmma_wait<0>();
-    if constexpr (keeps_input) {
-      ptx::pin_registers(o);
-    } else {
-      ptx::pin_registers(held);
-    }
+    ptx::pin_registers(held);
   }
   /// P V of the block whose P is in registers, alone. `meanwhile` is called under its first product.
   template <bool first, typename Meanwhile>
@@ -124,12 +114,10 @@ struct EightBitRows {
     OutputSum held[part_outputs];
     issue_output(held);
     meanwhile();
-    if constexpr (!keeps_input) {
 #pragma unroll
-      for (int part = 1; part < C.parts; ++part) next_part<first>(held, part);
-    }
+    for (int part = 1; part < C.parts; ++part) next_part<first>(held, part);
     wait_output(held);
-    if constexpr (!keeps_input) promote<first>(held, C.parts - 1);
+    promote<first>(held, C.parts - 1);
     c.release_v();
   }
 
