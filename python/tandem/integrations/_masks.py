@@ -113,10 +113,9 @@ class Mask:
         return self
 
     def to(self, *wanted: Any, **options: Any) -> Mask:
-        """MPT makes booleans of its mask, and accelerate's hooks move it: the mask as it is. Of numbers it is
-        an error."""
-        dtypes = [w for w in (*wanted, *options.values()) if isinstance(w, torch.dtype)]
-        return self if all(dtype is torch.bool for dtype in dtypes) else _no_tensor()
+        """accelerate's hooks move it: the mask as it is. Of numbers it is an error."""
+        to_numbers = any(isinstance(w, torch.dtype) for w in (*wanted, *options.values()))
+        return _no_tensor() if to_numbers else self
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what copy, pickle and others look for, and do without

@@ -7,7 +7,7 @@ model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="tandem")
 
 Prefill, generation with a cache, training, sliding windows, softcap, sinks, grouped queries, padding on
 either side, sequences packed by cu_seq_lens or position_ids, cross-attention and dropout in attention;
-position biases (T5, BLOOM, MPT) and mask tensors (Swin, 4D masks), with their gradients. What Tandem lacks
+position biases (T5) and mask tensors (Swin, 4D masks), with their gradients. What Tandem lacks
 (those in a compiled model, keys chosen for each query, the attention's weights as an output) is an error that
 says what to do; so are other models that compute their attention themselves.
 `register(unsupported="sdpa")` hands what PyTorch's attention can do to it instead, and says so in the log.
@@ -60,7 +60,7 @@ def register(name: str = "tandem", unsupported: str = "error") -> None:
         forward, mask = partial(forward, unsupported=unsupported), partial(mask, unsupported=unsupported)
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, mask)
-    _own.serve(name)
+    _own.serve()
     if "flash" in name:
         _batching.serve(name)
 
