@@ -13,15 +13,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import family_films
 import family_sizes
+import family_video
 import transformers
 from family_settings import GIVEN as _GIVEN
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-GIVEN = _GIVEN | family_sizes.GIVEN | family_films.GIVEN
+GIVEN = _GIVEN | family_sizes.GIVEN | family_video.GIVEN
 
 #: Sizes by the name of the configuration's field: the first expression that fits the whole name decides.
 SIZES: list[tuple[str, int]] = [

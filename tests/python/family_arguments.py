@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import family_films
-import family_heard
-import family_seen
+import family_audio
+import family_video
+import family_vision
 
 ARGUMENTS = (
-    family_seen.ARGUMENTS | family_heard.ARGUMENTS | dict.fromkeys(family_films.GIVEN, family_films.session)
+    family_vision.ARGUMENTS | family_audio.ARGUMENTS | dict.fromkeys(family_video.GIVEN, family_video.session)
 )
 
 
@@ -24,4 +24,4 @@ def of(config: Any, takes: Any, side: str) -> dict[str, Any] | None:
 
 def call(model: Any, arguments: dict[str, Any]) -> Any:
     """The model's outputs: of one call, or of one for each frame of a film."""
-    return family_films.run(model, arguments) if "inference_session" in arguments else model(**arguments)
+    return family_video.run(model, arguments) if "inference_session" in arguments else model(**arguments)
