@@ -126,11 +126,15 @@ TEST(AppendPlan, AStretchLiesInOnePage) {
 /// Where two tokens may go to one row, every block looks at all of them.
 TEST(AppendPlan, TeamsShareWhatLiesInEntriesOfTheirOwn) {
   AppendProblem problem = append_problem();
+  problem.rows_new = 1 << 20;
   const auto teams = [&](std::int64_t grid) { return gpu::make_append_params(problem, grid).teams; };
   EXPECT_EQ(teams(528), 15);
   EXPECT_EQ(teams(100), 3);
   EXPECT_EQ(teams(95), 1);
   EXPECT_EQ(teams(31), 1);
+  problem.rows_new = 1 << 13;  // 520 words: too few to share
+  EXPECT_EQ(teams(528), 1);
+  problem.rows_new = 1 << 20;
   static std::array<std::int32_t, 8> index;
   problem.cache_batch_idx = {.data = index.data()};
   EXPECT_EQ(teams(528), 1);
