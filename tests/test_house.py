@@ -12,8 +12,8 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 SOURCE = ROOT / "src"
 
-# A room includes itself, the public headers, and the rooms named here. In a folder of ops/, config.hpp belongs
-# to the room config, and device code to the room of its architecture; the rest, for the host, is the room ops.
+# A room includes itself, the public headers, and the rooms named here. In a folder of ops/, config.hpp is of
+# the room config, and device code of the room of its architecture; the rest, for the host, is the room ops.
 DEVICE = {"tile", "ptx", "config", "problem"}
 MAY_INCLUDE = {
     "api": {"ops", "plan", "cpu", "gpu", "problem"},
