@@ -212,8 +212,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     if constexpr (C.schedule.pingpong) return blocks_pingpong(t, dk, dv);
     for (int g = 0; g < group; ++g) {
       this->begin_head(t, g);
-      const int end = this->visits(t).end();
-      for (int i = this->visits(t).first(); i < end; ++i) {
+      for (int i = this->visits(t).first(); i < this->visits(t).end(); ++i) {
         const int m = this->take_visit(t, i);
         if (one_step || this->needs_mask(t, m)) {
           step<true>(t, m, dk, dv);

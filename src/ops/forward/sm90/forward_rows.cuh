@@ -9,7 +9,7 @@ namespace tandem {
 /// What the loop keeps in registers. Beside it in one object, the other numbers of a tile would become
 /// registers only once loops are unrolled, which costs 44 bytes of local memory at 128 columns (NVRTC 13.0).
 template <ForwardConfig C>
-struct ForwardState {
+struct ForwardState : tile::FunctionRows<C.functions> {
   float o[C.tiling.head_dim_v / 2];
   u32 probabilities[C.tiling.block_n / 4];
   tile::OnlineSoftmax softmax;
@@ -17,7 +17,7 @@ struct ForwardState {
 
 /// The 64 queries of a warpgroup in one tile.
 template <ForwardConfig C>
-struct ForwardRows : tile::KeyScale<C.converts()>, tile::FunctionRows<C.functions> {
+struct ForwardRows : tile::KeyScale<C.converts()> {
   using Consumer = ForwardConsumer<C>;
   static constexpr int scores = Consumer::scores;
   static constexpr int outputs = Consumer::outputs;
@@ -47,6 +47,7 @@ struct ForwardRows : tile::KeyScale<C.converts()>, tile::FunctionRows<C.function
   u32 (&probabilities)[scores / 2];
   bool accumulate = false;  ///< there is an O
   tile::OnlineSoftmax& softmax;
+  tile::FunctionRows<C.functions>& functions;
 
   TANDEM_DEVICE ForwardRows(Consumer& consumer, tile::QueryTile& tile, ForwardState<C>& state)
       : c(consumer),
@@ -57,10 +58,11 @@ struct ForwardRows : tile::KeyScale<C.converts()>, tile::FunctionRows<C.function
         visit(t.blocks.end - 1),
         o(state.o),
         probabilities(state.probabilities),
-        softmax(state.softmax) {
+        softmax(state.softmax),
+        functions(state) {
     if constexpr (C.converts()) this->key_scale = tile::scale_of(c.p.k_scale, c.p, t.index);
     if constexpr (C.functions.given())
-      this->template take_rows<C.tiling>(c.p, t.index, first_query, c.position);
+      functions.template take_rows<C.tiling>(c.p, t.index, first_query, c.position);
   }
 
   // ---- One block ----
@@ -83,7 +85,7 @@ struct ForwardRows : tile::KeyScale<C.converts()>, tile::FunctionRows<C.function
     float scale = c.p.scale;
     if constexpr (C.converts()) scale *= this->key_scale;
     tile::transform_scores<C.transform>(s, scale, c.p.softcap);
-    if constexpr (C.functions.given()) this->apply(s, first_key() + c.position.first_col, whole);
+    if constexpr (C.functions.given()) functions.apply(s, first_key() + c.position.first_col, whole);
   }
   /// The logits of a block whose scores are overwritten: from memory.
   TANDEM_DEVICE void load_logits(float (&s)[scores]) {
@@ -102,7 +104,7 @@ struct ForwardRows : tile::KeyScale<C.converts()>, tile::FunctionRows<C.function
     if (masked) mask(s);
   }
   TANDEM_DEVICE void drop_probabilities(float (&s)[scores]) {
-    this->drop(s, first_key() + c.position.first_col, c.p);
+    functions.drop(s, first_key() + c.position.first_col, c.p);
   }
   /// The exponentials of a block, which the softmax's sum has, as the product with V reads them.
   TANDEM_DEVICE void convert(float (&s)[scores]) {
