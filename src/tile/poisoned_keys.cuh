@@ -19,14 +19,14 @@ TANDEM_DEVICE void set_scale(Consumer& c, int h, float value) {
 /// any. Each warp looks at the LSE of the whole block, so that all find the same rows; `ready` waits for dO.
 /// True if there are any: then all that compute have to meet.
 template <int rows, typename QTile, typename DoutTile, typename Ready>
-TANDEM_DEVICE bool clear_blind_queries(const float (&lse)[rows], QTile& q, DoutTile& dout, int among,
-                                       int threads, const Ready& ready) {
+TANDEM_DEVICE bool clear_blind_queries(const float (&lse)[rows], QTile& q, DoutTile& dout, int lane,
+                                       int among, int threads, const Ready& ready) {
   constexpr int words = rows / warp_size;
   u32 blind[words];
   u32 any = 0;
 #pragma unroll
   for (int i = 0; i < words; ++i) {
-    blind[i] = ptx::ballot(ptx::load_shared(lse + i * warp_size + among % warp_size) == ptx::infinity());
+    blind[i] = ptx::ballot(ptx::load_shared(lse + i * warp_size + lane) == ptx::infinity());
     any |= blind[i];
   }
   if (ptx::reduce_or(any) == 0) return false;

@@ -64,7 +64,8 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
   TANDEM_DEVICE void clear_blind_queries() {
     const int among = static_cast<int>(ptx::thread_index_anew());
     if (tile::clear_blind_queries(shared.lse_log2[q_at.stage], shared.q[q_at.stage],
-                                  shared.dout[dout_at.stage], among, Base::threads, [] {}))
+                                  shared.dout[dout_at.stage], thread % warp_size, among, Base::threads,
+                                  [] {}))
       join();
   }
 

@@ -56,7 +56,7 @@ template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::clear_blind_queries(QPosition q_to, DoutPosition dout_to) {
   shared.q_ring.wait(q_to);
   if (tile::clear_blind_queries(shared.lse_log2[q_to.stage], shared.q[q_to.stage], shared.dout[dout_to.stage],
-                                warpgroup * warpgroup_size + thread, threads,
+                                thread % warp_size, warpgroup * warpgroup_size + thread, threads,
                                 [&] { shared.dout_ring.wait(dout_to); })) {
     join();
   }
