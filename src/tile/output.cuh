@@ -177,10 +177,14 @@ TANDEM_DEVICE void Output<T, invariant, columns>::finish(const TileIndex& t, con
                                                          float (&factor)[2]) {
   const FragmentPosition position(thread);
   const bool has_sink = p.sink != nullptr;
+  const auto sink_of = [&](int head) {
+    return has_sink ? ptx::load_global(p.sink + head * p.sink_stride) : 0.0F;
+  };
+  const float of_tile = T.heads_as_rows ? 0.0F : sink_of(t.head);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const auto [query, head] = row_of(t, position.row(h));
-    const float sink = has_sink ? ptx::load_global(p.sink + head * p.sink_stride) : 0.0F;
+    const float sink = T.heads_as_rows ? sink_of(head) : of_tile;
     float lse = rows[h].template finish<checked>(has_sink, sink * log2_e, factor[h]);
     if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
       factor[h] = 0.0F;
