@@ -59,7 +59,7 @@ constexpr const char* left_out =
     "Contract09_Sizes.BatchBeyond65535:"
     "Contract09_Sizes.SequencesBeyond65535:Contract09_Sizes.TensorsBeyond2To31Elements:"
     "Contract10_Strides.FusedQkvAndItsGradientInOneBufferEach:"
-    "Contract11_HeadDims.OthersAreRefusedWithTheRemedy:Contract12_Metadata.StridedIsReadByItsStride:"
+    "Contract12_Metadata.StridedIsReadByItsStride:"
     "Contract12_Caches.ThirtyTwoThousandPagesOfALargeCache:Contract17_Append.KAndVInterleavedInOneTensor:"
     "Contract17_Append.WithCheckTwoTokens*:Contract19_Functions.PublishedMasks:"
     "Contract19_Functions.PublishedScores:Contract19_Functions.LongerThanARunOfKeys:"
