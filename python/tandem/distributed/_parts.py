@@ -95,9 +95,14 @@ def forward(
     call = options.of(group, q)  # it holds what functions read
     _core.forward(arrays, call.options(), _stream(q))
     if not in_place:
-        whole, whole_lse = _run.merge([out, part], [lse, part_lse], None, 0)
-        out.copy_(whole)
-        lse.copy_(whole_lse)
+        # A few rows at a time: what is merged takes memory of its own.
+        size = max(1, -(-out.shape[1] // 32))
+        both = zip(out.split(size, 1), part.split(size, 1), strict=True)
+        lses = zip(lse.split(size, 2), part_lse.split(size, 2), strict=True)
+        for outs_of_rows, lses_of_rows in zip(both, lses, strict=True):
+            whole, whole_lse = _run.merge(list(outs_of_rows), list(lses_of_rows), None, 0)
+            outs_of_rows[0].copy_(whole)
+            lses_of_rows[0].copy_(whole_lse)
 
 
 def add_sink(rows: Rows, sink: Tensor) -> None:
