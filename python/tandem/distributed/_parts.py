@@ -97,8 +97,8 @@ def forward(
     if not in_place:
         # A few rows at a time: what is merged takes memory of its own.
         size = max(1, -(-out.shape[1] // 32))
-        both = zip(out.split(size, 1), part.split(size, 1), strict=True)
-        lses = zip(lse.split(size, 2), part_lse.split(size, 2), strict=True)
+        both = zip(torch.split(out, size, 1), torch.split(part, size, 1), strict=True)
+        lses = zip(torch.split(lse, size, 2), torch.split(part_lse, size, 2), strict=True)
         for outs_of_rows, lses_of_rows in zip(both, lses, strict=True):
             whole, whole_lse = _run.merge(list(outs_of_rows), list(lses_of_rows), None, 0)
             outs_of_rows[0].copy_(whole)
