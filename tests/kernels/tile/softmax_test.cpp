@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 #include <limits>
+#include <new>
 #include <random>
 #include <vector>
 
@@ -140,6 +143,17 @@ TEST(TileSoftmax, ASinkJoinsTheSumOfRowsThatSeeAKey) {
       EXPECT_NEAR(result.lse[r], expected, 4e-6 * std::max(1.0, std::abs(expected))) << "row " << row;
       EXPECT_NEAR(result.out[r], std::exp(without - expected), 1e-5) << "row " << row;
     }
+  }
+}
+
+/// Both rows of a thread begin without a key, whatever the registers held.
+TEST(TileSoftmax, BeginsUnseen) {
+  alignas(OnlineSoftmax) std::byte memory[sizeof(OnlineSoftmax)];
+  std::memset(memory, 0x40, sizeof memory);
+  const auto* softmax = new (memory) OnlineSoftmax;
+  for (int h = 0; h < 2; ++h) {
+    EXPECT_EQ(softmax->reference[h], -infinity);
+    EXPECT_EQ(softmax->sum[h], 0.0F);
   }
 }
 

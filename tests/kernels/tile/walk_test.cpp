@@ -172,20 +172,19 @@ TEST(TileWalk, VarlenTilesFromACounter) {
   expect_varlen_tiles_once<true>();
 }
 
-/// How 20 sequences that overlap, far more tiles and splits than can lie in q and k side by side, are divided
-/// among three CTAs: every tile's parts together, or its whole, are all of its keys, and no part lies past
-/// `places`, the number of partial results that there is room for.
+/// Divides the sequences that begin at `cu` among `ctas` CTAs: every tile's parts together, or its whole, are
+/// all of its keys, and no part lies past `places`, the number of partial results that there is room for.
+/// Returns how many tiles there are.
 template <bool by_split>
-void expect_overlapping_sequences_in_bounds(int places, int items) {
-  std::vector<int> cu{0, 300};
-  for (int b = 1; b < 20; ++b) cu.push_back(b % 2 == 0 ? 300 : 10 * b);
+int expect_tiles_once(const std::vector<int>& cu, unsigned ctas, int places, int items) {
+  const auto sequences = static_cast<int>(cu.size()) - 1;
   ForwardParams p = dense_params();
-  p.batch = 20;
+  p.batch = sequences;
   p.packed_q = p.packed_k = true;
   p.rows_q = p.rows_k = 300;
   p.window_right = Visibility::unbounded;
   p.cu_seqlens_q = p.cu_seqlens_k = {cu.data(), 1, false};
-  p.split_ctas = p.split_few_ctas = 3;
+  p.split_ctas = p.split_few_ctas = static_cast<short>(ctas);
   p.split_least = 1;
   p.split_blocks = 2;
   p.split_items = items;
@@ -206,9 +205,9 @@ void expect_overlapping_sequences_in_bounds(int places, int items) {
       EXPECT_TRUE(seen > 0 || t.index.seqlen_k == 0) << name;
     }
   };
-  emulator::launch(kernel, {.blocks = 3, .threads = 32}, {.buffers = {emulator::readable(cu)}});
+  emulator::launch(kernel, {.blocks = ctas, .threads = 32}, {.buffers = {emulator::readable(cu)}});
   int tiles = 0;
-  for (int b = 0; b < 20; ++b) {
+  for (int b = 0; b < sequences; ++b) {
     const int length = std::max(0, cu[static_cast<std::size_t>(b) + 1] - cu[static_cast<std::size_t>(b)]);
     for (int m = 0; m < ceil_div(length, block_m); ++m) {
       for (int head = 0; head < 3; ++head, ++tiles) {
@@ -217,13 +216,24 @@ void expect_overlapping_sequences_in_bounds(int places, int items) {
       }
     }
   }
-  EXPECT_GT(tiles, 3 * (300 / block_m + 20)) << "that is no more than sequences side by side have";
+  return tiles;
 }
 
+/// 150 blocks of 15 tiles: the CTAs' borders lie within tiles.
+TEST(KeySplits, PartsOfATileAreItsKeysOnce) {
+  for (const unsigned ctas : {4U, 7U, 40U}) {
+    expect_tiles_once<false>({0, 300}, ctas, 2 * static_cast<int>(ctas), 15);
+    expect_tiles_once<true>({0, 300}, ctas, 15 * 5, 15 * 5);
+  }
+}
+
+/// Sequences that overlap have far more tiles and splits than can lie in q and k side by side.
 TEST(KeySplits, SequencesThatOverlapStayInTheWorkspace) {
   constexpr int tiles = 3 * (300 / block_m + 20);
-  expect_overlapping_sequences_in_bounds<false>(2 * 3, tiles);
-  expect_overlapping_sequences_in_bounds<true>(tiles, tiles);
+  std::vector<int> cu{0, 300};
+  for (int b = 1; b < 20; ++b) cu.push_back(b % 2 == 0 ? 300 : 10 * b);
+  EXPECT_GT(expect_tiles_once<false>(cu, 3, 2 * 3, tiles), tiles);
+  EXPECT_GT(expect_tiles_once<true>(cu, 3, tiles, tiles), tiles);
 }
 
 /// All CTAs share a line that has enough blocks for each of them, few a shorter one.
