@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
+
 namespace nb = nanobind;
 
 namespace tandem::python {
@@ -37,21 +39,25 @@ Options make_options(nb::handle scale, bool causal, std::int64_t window_left, st
   return {.attention = o,
           .threads = threads,
           .sm_limit = 0,
-          .score = {},
-          .mask = {},
+          .functions = {},
           .captured_gradients = {},
           .dropout_places = {}};
 }
 
-}  // namespace
-
-void Options::set_functions(const std::optional<std::string>& score_text,
-                            const std::optional<std::string>& mask_text, const std::vector<Tensor>& captured,
-                            const std::vector<int>& differentiated) {
+// Text, or None, the arrays that both read, and the numbers of those whose gradients may be asked for.
+Functions parse(const std::optional<std::string>& score, const std::optional<std::string>& mask,
+                const std::vector<Tensor>& captured, const std::vector<int>& differentiated) {
   const std::vector<ConstTensor> views(captured.begin(), captured.end());
-  if (score_text) score = Function::parse(*score_text, Function::Kind::score, views, differentiated);
-  if (mask_text) mask = Function::parse(*mask_text, Function::Kind::mask, views);
+  using Kind = Function::Kind;
+  Functions f;
+  if (score) {
+    f.score = std::make_shared<Function>(Function::parse(*score, Kind::score, views, differentiated));
+  }
+  if (mask) f.mask = std::make_shared<Function>(Function::parse(*mask, Kind::mask, views));
+  return f;
 }
+
+}  // namespace
 
 void Options::set_captured_gradients(const std::vector<std::optional<Tensor>>& gradients) {
   captured_gradients.clear();
@@ -73,20 +79,22 @@ void Options::set_accumulate(bool dq, bool dk_dv) {
 
 void Options::give(AttentionInputs& args, AttentionOptions& options) const {
   options = attention;
-  args.score_function = score ? &*score : nullptr;
-  args.mask_function = mask ? &*mask : nullptr;
+  args.score_function = functions.score.get();
+  args.mask_function = functions.mask.get();
   args.dropout_places = dropout_places;
 }
 
 void define_options(nb::module_& m) {
+  nb::class_<Functions>(m, "Functions", "Parsed functions, whose arrays have to stay where they are.")
+      .def(nb::new_(&parse), nb::arg("score").none(), nb::arg("mask").none(), nb::arg("captured"),
+           nb::arg("differentiated"));
   nb::class_<Options>(m, "Options")
       .def(nb::new_(&make_options), nb::arg("scale") = nb::none(), nb::arg("causal") = false,
            nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("softcap") = 0.0F,
            nb::arg("deterministic") = false, nb::arg("check") = false,
            nb::arg("precision") = Precision::exact, nb::arg("strict") = false, nb::arg("split_size") = 0,
            nb::arg("threads") = 0)
-      .def("set_functions", &Options::set_functions, nb::arg("score").none(), nb::arg("mask").none(),
-           nb::arg("captured"), nb::arg("differentiated"))
+      .def_rw("functions", &Options::functions)
       .def("set_captured_gradients", &Options::set_captured_gradients, nb::arg("gradients"))
       .def("set_dropout", &Options::set_dropout, nb::arg("p"), nb::arg("seed"), nb::arg("offset"),
            nb::arg("places").none())

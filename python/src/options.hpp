@@ -4,28 +4,29 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "tandem/attention.hpp"
 
 namespace tandem::python {
 
+/// Parsed functions of a call, which share memory with their copies; null where it has none.
+struct Functions {
+  std::shared_ptr<const Function> score, mask;
+};
+
 /// What tandem._call.Call hands over, so that one place judges its types.
 struct Options {
   AttentionOptions attention;
   int threads = 0;
   int sm_limit = 0;
-  std::optional<Function> score, mask;
+  Functions functions;
   std::vector<Tensor> captured_gradients;
   ConstTensor dropout_places;
   bool accumulate_dq = false, accumulate_dk_dv = false;
 
-  /// Text, or None, the arrays that both read, and the numbers of those whose gradients may be asked for.
-  void set_functions(const std::optional<std::string>& score_text,
-                     const std::optional<std::string>& mask_text, const std::vector<Tensor>& captured,
-                     const std::vector<int>& differentiated);
   /// Where a backward call writes the gradients of the arrays; None where not wanted.
   void set_captured_gradients(const std::vector<std::optional<Tensor>>& gradients);
   /// `places`: dropout_places, or None.

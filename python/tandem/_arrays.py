@@ -99,7 +99,7 @@ class NumPy:
                 f"{name} has strides of {array.strides} bytes, not multiples of its "
                 f"{itemsize}-byte elements; pass a copy"
             )
-        strides = [stride // itemsize for stride in array.strides]
+        strides = tuple(stride // itemsize for stride in array.strides)
         address = array.__array_interface__["data"][0]
         return address, dtype, array.shape, strides, DeviceKind.cpu, 0
 

@@ -37,6 +37,11 @@ class Tensor:
         device_index: int = 0,
     ) -> None: ...
 
+class Functions:
+    def __init__(
+        self, score: str | None, mask: str | None, captured: Sequence[Tensor], differentiated: Sequence[int]
+    ) -> None: ...
+
 class Options:
     def __init__(
         self,
@@ -52,15 +57,13 @@ class Options:
         split_size: int = 0,
         threads: int = 0,
     ) -> None: ...
-    def set_functions(
-        self, score: str | None, mask: str | None, captured: Sequence[Tensor], differentiated: Sequence[int]
-    ) -> None: ...
     def set_captured_gradients(self, gradients: Sequence[Tensor | None]) -> None: ...
     def set_accumulate(self, dq: bool, dk_dv: bool) -> None: ...
     def set_dropout(self, p: float, seed: int, offset: int, places: Tensor | None) -> None: ...
     @property
     def threads(self) -> int: ...
     sm_limit: int
+    functions: Functions
 
 class CpuInfo(TypedDict):
     target: str

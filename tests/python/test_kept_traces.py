@@ -378,3 +378,19 @@ def test_few_traces_are_kept(traced):
             (1, 2, 24, 24), _functions._arrays.library_of("q", Q), mask_mod=closed_over(width)
         )
     assert len(_kept_traces._kept) == _kept_traces._MOST
+
+
+def test_a_function_is_parsed_once_for_the_same_memory():
+    slopes, q = torch.tensor([0.5, -0.5], requires_grad=True), Q.clone().requires_grad_()
+    _functions._parsed.cache_clear()
+
+    def step():
+        out = tandem.attention(q, K, V, score_mod=lambda s, b, h, i, j: s + slopes[h] * (i - j))
+        return out, torch.autograd.grad(out.sum(), (q, slopes))
+
+    first, again = step(), step()
+    assert _functions._parsed.cache_info().misses == 1
+    torch.testing.assert_close(again, first, atol=0, rtol=0)
+    slopes.data = slopes.data.clone() * 2  # other memory
+    assert not torch.equal(step()[0], first[0])
+    assert _functions._parsed.cache_info().misses == 2

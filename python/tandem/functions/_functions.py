@@ -59,19 +59,27 @@ class Functions:
         self.place: tuple[_core.DeviceKind, int] | None = None
 
     def set(self, options: _core.Options) -> None:
-        views = []
+        layouts = []
         for array in self.arrays:
             layout = self.library.layout("an array that a function reads", _as_bytes(array))
-            address, dtype, shape, strides, *where = layout
             if self.place is not None:
-                address, where = 0, [*self.place]
-            views.append(_core.Tensor(address, dtype, shape, strides, *where))
-        options.set_functions(self.score, self.mask, views, self.differentiated)
+                layout = (0, *layout[1:4], *self.place)
+            layouts.append(layout)
+        options.functions = _parsed(self.score, self.mask, tuple(layouts), self.differentiated)
 
     def set_gradients(self, options: _core.Options, gradients: Sequence[Any]) -> None:
         """Has a backward call write the gradients of the arrays, None of those that are not wanted."""
         made = [g if g is None else self.library.layout("a captured array's gradient", g) for g in gradients]
         options.set_captured_gradients([layout and _core.Tensor(*layout) for layout in made])
+
+
+@functools.lru_cache(256)
+def _parsed(
+    score: str | None, mask: str | None, layouts: tuple[Any, ...], differentiated: tuple[int, ...]
+) -> _core.Functions:
+    """Functions as C++ has them: parsed once for forward and backward, and for all calls that read the same
+    memory. Where arrays lie is asked in each call: a parameter's data may move."""
+    return _core.Functions(score, mask, [_core.Tensor(*layout) for layout in layouts], differentiated)
 
 
 def _as_bytes(array: Any) -> Any:

@@ -91,7 +91,8 @@ def _check(options: Options, arrays: dict[str, Any], backward: bool) -> None:
     if options.score_function or options.mask_function:
         read = [view(f"t{n}", arrays[f"t{n}"]) for n in range(len(arrays)) if f"t{n}" in arrays]
         wanted = [n for n in range(len(read)) if f"dt{n}" in arrays]
-        asked.set_functions(options.score_function or None, options.mask_function or None, read, wanted)
+        texts = (options.score_function or None, options.mask_function or None)
+        asked.functions = _core.Functions(*texts, read, wanted)
         asked.set_captured_gradients([view(f"dt{n}", arrays[f"dt{n}"]) for n in wanted])
     if "dropout_places" in arrays:
         asked.set_dropout(options.call.dropout_p, 0, 0, view("dropout_places", arrays["dropout_places"]))
