@@ -8,6 +8,7 @@ import tandem
 import torch
 import torch.distributed as dist
 from distributed_pool import Pool
+from tandem import _call
 from tandem.distributed import Layout, context_parallel_attention
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -68,8 +69,9 @@ def _checked(rank: int) -> None:
     layout = Layout.balanced([20, 44], 4)
     q, k, v, sink = cases.inputs(layout, rank)
     name = dist.group.WORLD.group_name  # type: ignore[union-attr]
-    options = (layout.code, [name], True, -1, -1, 0.0, None, True, 0)
-    arguments = (q, k, v, sink, *options, None, "ring", True, True)
+    call = _call.Call(causal=True, deterministic=True, check=True)
+    options = (layout.code, [name], *call.flat()[len(_call.METADATA) :])
+    arguments = (q, k, v, sink, *options, None, "ring", True)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     torch.library.opcheck(torch.ops.tandem_distributed.attention, arguments, test_utils=tests)
 

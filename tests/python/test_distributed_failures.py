@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from distributed_pool import Pool
+from tandem import _call
 from tandem.distributed import (
     Layout,
     _begin,
@@ -92,7 +93,7 @@ def _on_different_machines(rank: int) -> tuple[Any, str]:
         group = dist.new_group([0, 1, 2, 3])
         hosts = _comm.Ranks.of(group).hosts(torch.device("cpu"))
         q, k = (torch.empty(1, DIVIDED.rows(rank), heads, 64, dtype=torch.bfloat16) for heads in (8, 2))
-        asked = _begin.Asked(DIVIDED, None, True, (-1, -1), 0.0, None, False, "auto", True)
+        asked = _begin.Asked(_call.Call(causal=True, check=True), DIVIDED, None, "auto")
         _, chosen = _begin.begin(asked, _comm.Ranks.of(group), q, k, k, None)
         return hosts, chosen
     finally:

@@ -7,8 +7,17 @@ from typing import Any
 
 import torch
 
+from tandem import _call
 from tandem._errors import InvalidArgumentError
 from tandem.distributed._comm import Ranks
+
+#: Options that ranks may have of their own.
+_OWN = ("check", "threads", "sm_limit")
+
+
+def options_of(call: _call.Call) -> dict[str, Any]:
+    """The options that have to be the same on every rank."""
+    return {name: getattr(call, name) for name, _ in _call.KINDS if name not in _OWN}
 
 
 def agree(

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tandem import _call
+from tandem import _call, _dropout
 from tandem.distributed import _operators
 from tandem.distributed._begin import Asked, begin
 from tandem.distributed._comm import Ranks
 from tandem.distributed._job import Job
 from tandem.distributed._layout import Layout
-from tandem.distributed._pairs import Dropout, Given
+from tandem.distributed._pairs import Given
 from tandem.distributed._strategies import backward, forward
 from tandem.torch import _derivatives
 
@@ -100,12 +100,10 @@ def context_parallel_attention(
     (arXiv:2309.14509).
     """
     return_lse = _call.flag("return_lse", return_lse)
+    call = _call.Call(scale, causal, window, softcap, deterministic, check, sm_limit=sm_limit)
+    _dropout.add(call, dropout_p, dropout_seed, dropout_offset)
     functions = Given(score_mod, bias, alibi_slopes, mask_mod, mask)
-    dropout = None
-    if not (isinstance(dropout_p, (int, float)) and dropout_p == 0):
-        dropout = Dropout(dropout_p, dropout_seed, dropout_offset)
-    options = (cu_seqlens, causal, window, softcap, scale, deterministic, strategy, check)
-    asked = Asked(layout, *options, functions, dropout, sm_limit)
+    asked = Asked(call, layout, cu_seqlens, strategy, functions)
     if asked.asks_pairs:
         out, lse = _with_pairs(asked, group, q, k, v, sink)
     elif torch.compiler.is_compiling():

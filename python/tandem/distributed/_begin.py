@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,31 +18,24 @@ from tandem.distributed._job import Job
 from tandem.distributed._layout import Layout
 from tandem.distributed._machine import Links, Shape
 from tandem.distributed._mask import Mask
-from tandem.distributed._pairs import Dropout, Given, Pairs
+from tandem.distributed._pairs import Given, Pairs
 from tandem.torch import _derivatives, _with_functions
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of `context_parallel_attention`, as the caller gave them."""
+    """What `context_parallel_attention` is asked for, as the caller gave it."""
 
+    call: _call.Call  #: its options; ``check`` tells whether ranks are compared
     layout: Any
     cu_seqlens: Any
-    causal: Any
-    window: Any
-    softcap: Any
-    scale: Any
-    deterministic: Any
     strategy: Any
-    check: Any
     functions: Given = field(default_factory=Given)
-    dropout: Dropout | None = None
-    sm_limit: Any = 0
 
     @property
     def asks_pairs(self) -> bool:
         """Whether something is asked of every pair of query and key."""
-        return self.functions.any or self.dropout is not None
+        return bool(self.functions.any or self.call.dropout_p != 0)
 
 
 def begin(
@@ -60,40 +54,44 @@ def begin(
         read = () if options.pairs is None else options.pairs.captured
         if followed is None:
             followed = _derivatives.is_recorded(q, k, v, sink, *read)
-        same |= _told(options, followed)
-        _judge_call(asked.layout, four, sink, followed, options, same)
+        same |= _agree.options_of(options.call) | {"whether gradients are wanted": followed}
+        same |= {} if options.pairs is None else options.pairs.told()
+        _judge_call(asked.layout, four, sink, followed, options)
         _judge_lengths(asked.layout, asked.cu_seqlens)
-        mask = Mask.of(same["causal"], same["window"])
+        mask = Mask.of(options.call.causal, options.call.window)
         links = Links.of(device.type, hosts, ranks.levels[1].size if ranks.levels else 0)
         chosen = _cost.choose(asked.layout, mask, _shape(q, k, v, asked.layout), links, asked.strategy)
         same["strategy chosen"] = chosen
     except Exception as found:  # whatever it is, the other ranks wait to be told
         error = found
-    _agree.agree(ranks, same, error, device, asked.check)
+    _agree.agree(ranks, same, error, device, asked.call.check)
     return Job(ranks, asked.layout, mask, _seeded(options, ranks, device), links.far), chosen
 
 
+def settled(call: _call.Call) -> _call.Call:
+    """The options of the calls that make up this one: of Python's own types, deterministic where PyTorch
+    wants it, and without a check, which is for the metadata of packed tensors here."""
+    call = call.plain()
+    call.check = False
+    call.deterministic = call.deterministic or torch.are_deterministic_algorithms_enabled()
+    return call
+
+
 def _options(asked: Asked, q: Tensor) -> _parts.Options:
-    deterministic = _call.flag("deterministic", asked.deterministic)
-    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    dropout, pairs, layout = asked.dropout, None, asked.layout
-    if dropout is not None:
-        dropout = replace(dropout, heads=q.shape[2])
+    call, pairs, layout, heads = settled(asked.call), None, asked.layout, q.shape[2]
     if asked.functions.any:
         batch = len(layout.lengths) if layout.packed else q.shape[0]
-        shape = (batch, q.shape[2], layout.total, layout.total)
-        pairs = Pairs.of(asked.functions, q, shape, layout.packed)
-    limit = _call.sms("sm_limit", asked.sm_limit)
-    return _parts.Options(asked.scale, asked.softcap, deterministic, pairs, dropout, sm_limit=limit)
+        pairs = Pairs.of(asked.functions, q, (batch, heads, layout.total, layout.total), layout.packed)
+    return _parts.Options(call, pairs, heads)
 
 
 def _seeded(options: _parts.Options, ranks: Ranks, device: torch.device) -> _parts.Options:
     """The options with a seed of dropout, where there is none that of the first rank: one more exchange."""
-    if options.dropout is None or options.dropout.seed is not None:
+    if options.call.dropout_p == 0 or options.call.dropout_seed is not None:
         return options
     own = int(torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device="cpu"))
     seed = ranks.gather_small([own], device)[0][0]
-    return replace(options, dropout=replace(options.dropout, seed=seed))
+    return replace(options, call=replace(options.call, dropout_seed=seed))
 
 
 def _judge(ranks: Ranks, asked: Asked, q: Any, k: Any, v: Any, sink: Any) -> dict[str, Any]:
@@ -107,10 +105,6 @@ def _judge(ranks: Ranks, asked: Asked, q: Any, k: Any, v: Any, sink: Any) -> dic
             raise InvalidArgumentError(f"{name} has shape {tuple(t.shape)}; the layout's tensors are {shape}")
         judge_rows(name, t, layout, ranks, layout.dim)
     return {
-        "scale": asked.scale,
-        "softcap": asked.softcap,
-        "causal": _call.flag("causal", asked.causal),
-        "window": _call.pair("window", asked.window),
         "dtype": str(_derivatives.autocast(q)[0].dtype).removeprefix("torch."),
         "device": q.device.type,
         "shape of q but rows": without_rows(q, layout.dim),
@@ -122,47 +116,27 @@ def _judge(ranks: Ranks, asked: Asked, q: Any, k: Any, v: Any, sink: Any) -> dic
     }
 
 
-def _told(options: _parts.Options, followed: bool) -> dict[str, Any]:
-    """Of these, too, what has to be the same on every rank."""
-    told: dict[str, Any] = {
-        "deterministic": options.deterministic,
-        "whether gradients are wanted": followed,
-    }
-    if options.dropout is not None:
-        dropout = options.dropout
-        told |= {"dropout_p": dropout.p, "dropout_seed": dropout.seed, "dropout_offset": dropout.offset}
-    return told if options.pairs is None else told | options.pairs.told()
-
-
 def _judge_call(
-    layout: Layout,
-    tensors: list[Tensor],
-    sink: Any,
-    followed: bool,
-    options: _parts.Options,
-    same: dict[str, Any],
+    layout: Layout, tensors: list[Tensor], sink: Any, followed: bool, options: _parts.Options
 ) -> None:
     """What a call of one device would raise, of this rank's rows alone. A layout remembers what was right: it
     serves many layers and the steps that follow."""
     q, k, v = tensors
-    shared = ("scale", "softcap", "deterministic", "causal", "window")
-    call = _call.Call(**{name: same[name] for name in shared})
-    key = None
-    if options.pairs is None and options.dropout is None:
+    call, pairs, key = options.call, options.pairs, None
+    if pairs is None and call.dropout_p == 0:
         like = [
             (type(t), t.dtype, t.device, t.shape, t.stride()) if isinstance(t, Tensor) else t
             for t in (*tensors, sink)
         ]
-        key = (followed, *(same[name] for name in shared), *like)
+        key = (followed, *(getattr(call, name) for name in _call.OPERATOR), *like)
         if key in layout.judged:
             return
     else:
-        if options.pairs is not None:
+        read: Sequence[Tensor] = ()
+        if pairs is not None:
             of_rows = Group.of_rows(max(1, q.shape[1]), max(1, q.shape[0]))  # an array has one row at least
-            call.functions = options.pairs.of_call(of_rows, 0, q.shape[2], q.device)
-        if options.dropout is not None:
-            options.dropout.set(call)
-        read = () if options.pairs is None else options.pairs.captured
+            call = replace(call, functions=pairs.of_call(of_rows, 0, q.shape[2], q.device))
+            read = pairs.captured
         _with_functions.judge_call(call, q, k, v, sink, read)
     _plans.check(call, q, k, v, sink, backward=followed)
     if key is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from tandem.torch import _derivatives
 class _Asked:
     """A call as the caller made it."""
 
+    call: _call.Call  #: its options
     q: Any
     k: Any
     v: Any
@@ -29,11 +30,7 @@ class _Asked:
     page_table: Any
     k_scale: Any
     v_scale: Any
-    causal: Any
-    window: Any
-    softcap: Any
     sink: Any
-    scale: Any
 
 
 def context_parallel_decode(
@@ -93,9 +90,8 @@ def context_parallel_decode(
       TandemError: on every rank where one of them has passed something wrong or two disagree, before results
         are sent (with ``check``). ExecutionError as `context_parallel_attention` does.
     """
-    asked = _Asked(
-        q, k, v, cache, seqused_k, page_table, k_scale, v_scale, causal, window, softcap, sink, scale
-    )
+    call = _call.Call(scale, causal, window, softcap)
+    asked = _Asked(call, q, k, v, cache, seqused_k, page_table, k_scale, v_scale, sink)
     return _run(asked, Ranks.of(group), return_lse, check)
 
 
@@ -143,15 +139,12 @@ def _judge(ranks: Ranks, asked: _Asked, check: bool) -> dict[str, Any]:
     _derivatives.judge_unrecorded(
         "distributed.context_parallel_decode", dict(zip(("q", "k", "v", "sink"), tensors, strict=True))
     )
-    window = _call.pair("window", asked.window)
+    call = asked.call.plain()
+    window = call.window
     if any(isinstance(side, bool) or not isinstance(side, int) or side < -1 for side in window):
         raise InvalidArgumentError(f"window is {window}; sides are integers, at least 0, or -1 for unbounded")
     lengths = asked.seqused_k
-    return {
-        "scale": asked.scale,
-        "softcap": asked.softcap,
-        "causal": _call.flag("causal", asked.causal),
-        "window": window,
+    return _agree.options_of(call) | {
         "dtype of q": str(q.dtype).removeprefix("torch."),
         "dtype of k": str(k.dtype).removeprefix("torch."),
         "device": q.device.type,
@@ -191,8 +184,8 @@ def _judge_rows(rank: int, asked: _Asked, check: bool) -> None:
 def _of_rank(rank: int, asked: _Asked) -> tuple[Tensor, Tensor]:
     """Attention over the rank's own keys, in f32, and its LSE. The sink joins on the first rank."""
     cache, (batch, queries, heads, _) = asked.cache, asked.q.shape
-    left, right = _call.pair("window", asked.window)
-    right = 0 if asked.causal else right
+    left, right = asked.call.window
+    right = 0 if asked.call.causal else right
     given = asked.seqused_k
     if given is None:
         lengths = torch.full((batch,), cache.seqlen, device=asked.q.device)
@@ -211,8 +204,7 @@ def _of_rank(rank: int, asked: _Asked) -> tuple[Tensor, Tensor]:
         t.repeat_interleave(queries, 0) if apart and t is not None and t.ndim == 2 else t
         for t in (asked.k_scale, asked.v_scale, table)
     )
-    call = _call.Call(scale=asked.scale, softcap=asked.softcap)
-    call.metadata = _metadata(
+    metadata = dict(
         seqused_k=used,
         k_scale=k_scale,
         v_scale=v_scale,
@@ -220,6 +212,8 @@ def _of_rank(rank: int, asked: _Asked) -> tuple[Tensor, Tensor]:
         leftpad_k=padding if left >= 0 else None,
         cache_batch_idx=entries,
     )
+    of_rank = tuple(metadata.get(name) for name in _call.METADATA)
+    call = replace(asked.call, causal=False, window=(-1, -1), metadata=of_rank)
     out = q.new_empty((*q.shape[:-1], asked.v.shape[-1]), dtype=torch.float32)
     sink = asked.sink if rank == 0 else None
     _, lse = _call.forward(call, q, asked.k, asked.v, sink, return_lse=True, out=out)
@@ -236,11 +230,6 @@ def _seen(lengths: Tensor, queries: int, left: int, right: int) -> tuple[Tensor,
     end = length if right < 0 else (place + right + 1).clamp(min=0).minimum(length)
     begin = torch.zeros_like(end) if left < 0 else (place - left).clamp(min=0).minimum(end)
     return begin.reshape(-1), end.reshape(-1)
-
-
-def _metadata(**given: Tensor | None) -> tuple[Any, ...]:
-    """What _call.METADATA names."""
-    return tuple(given.get(name) for name in _call.METADATA)
 
 
 def _of_all(ranks: Ranks, out: Tensor, lse: Tensor) -> tuple[list[Tensor], list[Tensor]]:

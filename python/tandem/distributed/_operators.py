@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d
 
 from tandem import _call
 from tandem._errors import InvalidArgumentError
-from tandem.distributed._begin import Asked, begin
+from tandem.distributed._begin import Asked, begin, settled
 from tandem.distributed._comm import Ranks
 from tandem.distributed._cost import STRATEGIES
 from tandem.distributed._job import Job
@@ -30,13 +30,10 @@ from tandem.distributed._strategies import backward, forward
 from tandem.torch import _derivatives
 from tandem.torch._operators import library_of
 
-_OPTIONS = (
-    "Tensor layout, str[] groups, bool causal, SymInt window_left, SymInt window_right, float softcap,"
-    " float? scale, bool deterministic, SymInt sm_limit"
-)
+_OPTIONS = f"Tensor layout, str[] groups, {_call.schema()}"
 _SCHEMAS = (
     f"attention(Tensor q, Tensor k, Tensor v, Tensor? sink, {_OPTIONS}, Tensor? cu_seqlens, str strategy,"
-    " bool check, bool gradients) -> (Tensor out, Tensor lse, Tensor strategy)",
+    " bool gradients) -> (Tensor out, Tensor lse, Tensor strategy)",
     "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor? sink, Tensor out,"
     f" Tensor lse, {_OPTIONS}, Tensor strategy, bool need_dsink)"
     " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
@@ -50,8 +47,6 @@ def call(
     if not isinstance(asked.layout, Layout):
         raise InvalidArgumentError(f"layout is {asked.layout!r}; make one with tandem.distributed.Layout")
     q, k, v = _derivatives.autocast(q, k, v)
-    window = _call.pair("window", asked.window)
-    options = (asked.causal, *window, asked.softcap, asked.scale, asked.deterministic, asked.sm_limit)
     out, lse, _ = torch.ops.tandem_distributed.attention(
         q,
         k,
@@ -59,10 +54,9 @@ def call(
         sink,
         asked.layout.code,
         _names(group),
-        *options,
+        *asked.call.flat()[len(_call.METADATA) :],
         asked.cu_seqlens,
         asked.strategy,
-        asked.check,
         _derivatives.is_recorded(q, k, v, sink),
     )
     return out, lse
@@ -90,11 +84,9 @@ def _ranks(groups: Sequence[str]) -> Ranks:
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, code: Tensor, groups: Sequence[str], *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    causal, left, right, softcap, scale, deterministic, limit, cu_seqlens, strategy, check, gradients = rest
+    *options, cu_seqlens, strategy, gradients = rest
     layout = Layout.of_code(code)
-    window = (left, right)
-    options = (cu_seqlens, causal, window, softcap, scale, deterministic, strategy, check)
-    asked = Asked(layout, *options, sm_limit=limit)
+    asked = Asked(_call_of(options), layout, cu_seqlens, strategy)
     job, chosen = begin(asked, _ranks(groups), q, k, v, sink, gradients)
     q, k, v = _four(layout, q, k, v)
     result = forward(chosen, job, q, k, v, sink)
@@ -104,18 +96,19 @@ def _forward(
 
 def _backward(dout: Tensor, dlse: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     q, k, v, sink, out, lse, code, groups, *options, strategy, need_dsink = rest
-    causal, left, right, softcap, scale, deterministic, limit = options
-    layout = Layout.of_code(code)
-    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    mask = Mask.of(causal, (left, right))
+    call, layout = settled(_call_of(options)), Layout.of_code(code)
     ranks = _ranks(groups)
     links = Links.of(q.device.type, ranks.hosts(q.device), ranks.levels[1].size if ranks.levels else 0)
-    job = Job(ranks, layout, mask, Options(scale, softcap, deterministic, sm_limit=limit), links.far)
+    job = Job(ranks, layout, Mask.of(call.causal, call.window), Options(call), links.far)
     q, k, v, out, lse, dout, *more = _four(layout, q, k, v, out, lse, dout, *([] if dlse is None else [dlse]))
     chosen, dlse = STRATEGIES[int(strategy)], more[0] if more else None
     *found, dsink = backward(chosen, job, q, k, v, sink, out, lse, dout, dlse, None, need_dsink)
     gradients = [t.squeeze(0) if layout.packed else t for t in found if t is not None]
     return (*gradients, out.new_empty(0) if dsink is None else dsink)
+
+
+def _call_of(options: Sequence[Any]) -> _call.Call:
+    return _call.Call.of_flat((*_call.Call().metadata, *options))
 
 
 def _four(layout: Layout, *tensors: Tensor) -> list[Tensor]:
@@ -136,7 +129,7 @@ def _fake_backward(dout: Tensor, dlse: Tensor | None, *rest: Any) -> tuple[Tenso
 
 
 def _save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    q, k, v, sink, code, groups, *options, _, _, _, _ = inputs
+    q, k, v, sink, code, groups, *options, _, _, _ = inputs
     out, lse, chosen = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(chosen)

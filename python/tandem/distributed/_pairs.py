@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _call
+from tandem import _arrays
 from tandem.distributed._calls import Group
 from tandem.distributed._layout import used_here
 from tandem.functions import _functions
@@ -168,21 +168,3 @@ def _axes(array: Tensor, whole: dict[str, Any]) -> tuple[str, ...]:
         named = zip(array.shape, _AXES[4 - array.ndim :], strict=True)
         return tuple(axis if size > 1 and axis != "b" else "" for size, axis in named)
     return ("",) * array.ndim
-
-
-@dataclass(frozen=True)
-class Dropout:
-    """Dropout over ranks, whose attention has so many query heads in all."""
-
-    p: Any
-    seed: int | None
-    offset: Any
-    heads: int = 0
-
-    def set(self, call: _call.Call) -> None:
-        call.dropout_p, call.dropout_seed, call.dropout_offset = self.p, self.seed, self.offset
-
-    def set_of(self, group: Group, call: _call.Call, first_head: int, q: Tensor) -> None:
-        """The same of a group's call, whose q has the heads from this one on."""
-        self.set(call)
-        call.dropout_places = group.dropout_places(q.device, q.shape[0], self.heads, first_head)

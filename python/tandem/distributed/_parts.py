@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tandem import _arrays, _call, _core, _run
 from tandem.distributed._calls import Group
-from tandem.distributed._pairs import Dropout, Pairs
+from tandem.distributed._pairs import Pairs
 
 
 @dataclass(frozen=True)
@@ -19,32 +19,24 @@ class Options:
     """What all calls of an attention share.
 
     Attributes:
+      call: the options, as of whole sequences.
       pairs: functions, masks and biases.
-      first_head: which head of all is the first query head of the tensors at hand.
-      sm_limit: of kernels on a GPU, so that those of NCCL run beside them.
+      heads: query heads of the whole attention.
+      first_head: which of these is the first one of the tensors at hand.
     """
 
-    scale: float | None = None
-    softcap: float = 0.0
-    deterministic: bool = False
+    call: _call.Call
     pairs: Pairs | None = None
-    dropout: Dropout | None = None
+    heads: int = 0
     first_head: int = 0
-    sm_limit: int = 0
 
     def of(self, group: Group, q: Tensor) -> _call.Call:
-        """The options of a group's call."""
-        call = _call.Call(
-            scale=self.scale,
-            window=(group.left, group.right),
-            softcap=self.softcap,
-            deterministic=self.deterministic,
-            sm_limit=self.sm_limit,
-        )
+        """The options of a group's call, whose window is the mask between its rows."""
+        call = replace(self.call, causal=False, window=(group.left, group.right))
         if self.pairs is not None:
             call.functions = self.pairs.of_call(group, self.first_head, q.shape[2], q.device)
-        if self.dropout is not None:
-            self.dropout.set_of(group, call, self.first_head, q)
+        if call.dropout_p != 0:
+            call.dropout_places = group.dropout_places(q.device, q.shape[0], self.heads, self.first_head)
         return call
 
     def at(self, head: int) -> Options:
