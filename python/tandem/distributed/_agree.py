@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,6 +20,19 @@ _OWN = ("check", "threads", "sm_limit")
 def options_of(call: _call.Call) -> dict[str, Any]:
     """The options that have to be the same on every rank."""
     return {name: getattr(call, name) for name, _ in _call.KINDS if name not in _OWN}
+
+
+@contextlib.contextmanager
+def agreed(ranks: Ranks, call: str, device: torch.device, check: Any) -> Iterator[dict[str, Any]]:
+    """A block that judges a rank's arguments of `call` and puts what has to be the same on every rank into
+    this dictionary. An error in it waits until the other ranks have been told (`agree`)."""
+    asked: dict[str, Any] = {"call": call}
+    error: Exception | None = None
+    try:
+        yield asked
+    except Exception as found:  # whatever it is, the other ranks wait to be told
+        error = found
+    agree(ranks, asked, error, device, check)
 
 
 def agree(

@@ -16,6 +16,7 @@ from tandem.distributed._comm import Ranks
 from tandem.distributed._job import Job
 from tandem.distributed._layout import Layout
 from tandem.distributed._pairs import Given
+from tandem.distributed._parts import Saved
 from tandem.distributed._strategies import backward, forward
 from tandem.torch import _derivatives
 
@@ -165,7 +166,8 @@ class _Attention(torch.autograd.Function):
         if job.options.pairs is not None:
             pairs = job.options.pairs.with_sums()
             job, sums = replace(job, options=replace(job.options, pairs=pairs)), pairs.sums
-        of_inputs = (q, k, v, sink, out, lse, dout, dlse, kept or None, ctx.needs_input_grad[5])
-        gradients = backward(ctx.strategy, job, *of_inputs)
+        saved = Saved(q, out, lse, dout, dlse)
+        logits = sink if ctx.needs_input_grad[5] else None
+        gradients = backward(ctx.strategy, job, saved, k, v, logits, kept or None)
         of_read = (None if s is None else s.to(t.dtype) for s, t in zip(sums, captured, strict=True))
         return (None, None, *gradients, *of_read)

@@ -45,9 +45,7 @@ def begin(
     or two disagree. ``followed``: whether gradients are wanted, where the tensors don't tell."""
     device = getattr(q, "device", torch.device("cpu"))
     hosts = ranks.hosts(device)  # before anything can be wrong: the other ranks ask too
-    error: Exception | None = None
-    same: dict[str, Any] = {"call": "context_parallel_attention"}
-    try:
+    with _agree.agreed(ranks, "context_parallel_attention", device, asked.call.check) as same:
         same |= _judge(ranks, asked, q, k, v, sink)
         four = [t.unsqueeze(0) if asked.layout.packed else t for t in _derivatives.autocast(q, k, v)]
         options = _options(asked, four[0])
@@ -60,11 +58,8 @@ def begin(
         _judge_lengths(asked.layout, asked.cu_seqlens)
         mask = Mask.of(options.call.causal, options.call.window)
         links = Links.of(device.type, hosts, ranks.levels[1].size if ranks.levels else 0)
-        chosen = _cost.choose(asked.layout, mask, _shape(q, k, v, asked.layout), links, asked.strategy)
+        chosen = _cost.choose(asked.layout, mask, Shape.of(*four), links, asked.strategy)
         same["strategy chosen"] = chosen
-    except Exception as found:  # whatever it is, the other ranks wait to be told
-        error = found
-    _agree.agree(ranks, same, error, device, asked.call.check)
     return Job(ranks, asked.layout, mask, _seeded(options, ranks, device), links.far), chosen
 
 
@@ -199,9 +194,3 @@ def without_rows(t: Tensor, dim: int) -> tuple[int, ...]:
     shape = list(t.shape)
     del shape[dim]
     return tuple(shape)
-
-
-def _shape(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Shape:
-    batch = 1 if layout.packed else q.shape[0]
-    sizes = (batch, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1], q.element_size())
-    return Shape(*sizes)

@@ -98,18 +98,11 @@ def context_parallel_decode(
 def _decode(asked: _Asked, ranks: Ranks, return_lse: Any, check: Any) -> Any:
     """`context_parallel_decode`."""
     device = getattr(asked.q, "device", torch.device("cpu"))
-    error: Exception | None = None
-    same: dict[str, Any] = {"call": "context_parallel_decode"}
-    out, lse = None, None
-    try:
+    with _agree.agreed(ranks, "context_parallel_decode", device, check) as same:
         return_lse, check = _call.flag("return_lse", return_lse), _call.flag("check", check)
         same |= _judge(ranks, asked, check)
         # Before ranks are compared, so that what only the call itself can find wrong is told to all.
         out, lse = _of_rank(ranks.rank, asked)
-    except Exception as found:  # whatever it is, the other ranks wait to be told
-        error = found
-    _agree.agree(ranks, same, error, device, check)
-    assert out is not None and lse is not None  # there was no error
     outs, lses = _of_all(ranks, out, lse)
     merged, whole_lse = _cache.merge(outs, lses, out_dtype=asked.q.dtype)
     return (merged, whole_lse) if return_lse else merged

@@ -15,13 +15,12 @@ from torch import Tensor
 from tandem.distributed import _parts
 from tandem.distributed._arriving import Keys, Route, Sums, route_of
 from tandem.distributed._chunks import bounds, chunk_heads
-from tandem.distributed._job import Gradients, Job, Result, Saved, finished
+from tandem.distributed._job import Gradients, Job, Result, finished
 from tandem.distributed._machine import Shape
 
 
 def _heads_of_chunks(job: Job, q: Tensor, k: Tensor, v: Tensor, backward: bool) -> list[tuple[int, int]]:
-    shape = Shape(q.shape[0], q.shape[2], k.shape[2], q.shape[3], v.shape[3], q.element_size())
-    return bounds(chunk_heads(job.layout, job.mask, shape, job.machine, backward))
+    return bounds(chunk_heads(job.layout, job.mask, Shape.of(q, k, v), job.machine, backward))
 
 
 def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Result:
@@ -47,7 +46,7 @@ def _add_chunks(
 
 
 def backward(
-    job: Job, saved: Saved, k: Tensor, v: Tensor, kept: None, dtype: torch.dtype | None = None
+    job: Job, saved: _parts.Saved, k: Tensor, v: Tensor, kept: None, dtype: torch.dtype | None = None
 ) -> Gradients:
     """``dtype``: of dk and dv, where it is not theirs."""
     q = saved.q
@@ -60,7 +59,9 @@ def backward(
     return dq.to(q.dtype), dk, dv
 
 
-def _add_gradients(job: Job, route: Route, saved: Saved, k: Tensor, v: Tensor, gradients: Gradients) -> None:
+def _add_gradients(
+    job: Job, route: Route, saved: _parts.Saved, k: Tensor, v: Tensor, gradients: Gradients
+) -> None:
     dq, dk, dv = gradients
     group = saved.q.shape[2] // k.shape[2]
     todo = _heads_of_chunks(job, saved.q, k, v, True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tandem.distributed import _calls, _parts
 from tandem.distributed._comm import OTHERS, Ranks
-from tandem.distributed._job import Gradients, Job, Result, Saved, put_rows
+from tandem.distributed._job import Gradients, Job, Result, put_rows
 from tandem.distributed._layout import Layout, kept_with_layout, used_here
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import Piece, inverse_of
@@ -144,17 +144,6 @@ def to_rows(ranks: Ranks, order: Order, t: Tensor, ranges: Sequence[tuple[int, i
     ]
 
 
-@dataclass(frozen=True)
-class Turned:
-    """Tensors of a rank's heads over all rows of the ranks that share them."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    out: Tensor
-    lse: Tensor
-
-
 class Exchange:
     """The way from rows to heads and back, of one call."""
 
@@ -192,17 +181,18 @@ class Exchange:
         return out, lse.transpose(1, 2).contiguous()
 
     def again(
-        self, saved: Saved, k: Tensor, v: Tensor, kept: Sequence[Tensor] | None
-    ) -> tuple[Turned, Saved]:
-        """What the backward pass takes. What the forward pass has not kept is sent once more."""
+        self, saved: _parts.Saved, k: Tensor, v: Tensor, kept: Sequence[Tensor] | None
+    ) -> tuple[_parts.Saved, Tensor, Tensor]:
+        """What the backward pass takes of the rank's heads, and k and v of these. What the forward pass has
+        not kept is sent once more."""
         dlse = None if saved.dlse is None else self.of_lse(saved.dlse)
         if kept is None:
             q, k, v, out, dout = self.inputs(saved.q, k, v, saved.out, saved.dout)
-            turned = Turned(q, k, v, out, self.of_lse(saved.lse))
+            lse = self.of_lse(saved.lse)
         else:
             (dout,) = to_heads(self.ranks, self.order, (saved.dout,), (self.of_q,))
-            turned = Turned(*kept)
-        return turned, Saved(turned.q, turned.out, turned.lse, dout, dlse)
+            q, k, v, out, lse = kept
+        return _parts.Saved(q, out, lse, dout, dlse), k, v
 
     def gradients(self, dq: Tensor, dk: Tensor, dv: Tensor, k: Tensor, v: Tensor) -> Gradients:
         """Those of the rank's rows; of heads that ranks share the sum, by ascending rank."""
@@ -232,13 +222,13 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> R
     return Result(*exchange.results(rows.out, rows.lse), (q, k, v, rows.out, rows.lse))
 
 
-def backward(job: Job, saved: Saved, k: Tensor, v: Tensor, kept: Sequence[Tensor] | None) -> Gradients:
+def backward(job: Job, saved: _parts.Saved, k: Tensor, v: Tensor, kept: Sequence[Tensor] | None) -> Gradients:
     exchange = _exchange(job, saved.q, k)
-    whole, of_heads = exchange.again(saved, k, v, kept)
+    whole, all_k, all_v = exchange.again(saved, k, v, kept)
     dtype = torch.float32 if exchange.are_shared else k.dtype
     dq = _parts.gradient_of(whole.q, True)
-    dk, dv = (torch.zeros_like(t, dtype=dtype) for t in (whole.k, whole.v))
+    dk, dv = (torch.zeros_like(t, dtype=dtype) for t in (all_k, all_v))
     options = job.options.at(exchange.first_head)
     for call in calls(job.layout, job.mask):
-        _parts.backward(call, options, of_heads, whole.k, whole.v, dq, dk, dv)
+        _parts.backward(call, options, whole, all_k, all_v, dq, dk, dv)
     return exchange.gradients(dq, dk, dv, k, v)

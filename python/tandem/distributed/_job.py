@@ -12,7 +12,7 @@ from tandem.distributed._comm import Ranks
 from tandem.distributed._layout import Layout
 from tandem.distributed._machine import Machine
 from tandem.distributed._mask import Mask
-from tandem.distributed._parts import Options, Rows, Saved, add_sink
+from tandem.distributed._parts import Options, Rows, add_sink
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,3 @@ def of_sixteen_bytes(*tensors: Tensor) -> tuple[Tensor, ...]:
         if not t.numel() or t.is_neg() or t.stride(-1) != 1 or any(n % width for n in bounds):
             return tensors
     return tuple(t.view(torch.complex128) for t in tensors)
-
-
-__all__ = [
-    "Gradients",
-    "Job",
-    "Result",
-    "Saved",
-    "apart",
-    "finished",
-    "of_sixteen_bytes",
-    "put_rows",
-    "side_by_side",
-]

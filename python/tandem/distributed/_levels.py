@@ -14,8 +14,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from tandem.distributed import _heads
-from tandem.distributed._job import Gradients, Job, Result, Saved
+from tandem.distributed import _heads, _parts
+from tandem.distributed._job import Gradients, Job, Result
 from tandem.distributed._layout import Layout, joined, kept_with_layout
 
 
@@ -57,11 +57,11 @@ def forward(inner: ModuleType, job: Job, q: Tensor, k: Tensor, v: Tensor, sink: 
 
 
 def backward(
-    inner: ModuleType, job: Job, saved: Saved, k: Tensor, v: Tensor, kept: Sequence[Tensor] | None
+    inner: ModuleType, job: Job, saved: _parts.Saved, k: Tensor, v: Tensor, kept: Sequence[Tensor] | None
 ) -> Gradients:
     exchange, across = _parts_of(job, saved.q, k)
-    whole, of_heads = exchange.again(saved, k, v, kept)
+    whole, all_k, all_v = exchange.again(saved, k, v, kept)
     # Sums over ranks that share a head are made in f32.
     dtype = torch.float32 if exchange.are_shared else k.dtype
-    dq, dk, dv = inner.backward(across, of_heads, whole.k, whole.v, None, dtype)
+    dq, dk, dv = inner.backward(across, whole, all_k, all_v, None, dtype)
     return exchange.gradients(dq, dk, dv, k, v)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -74,6 +76,11 @@ class Shape:
     head_dim_qk: int
     head_dim_v: int
     itemsize: int  #: bytes of an element of q, k and v
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor) -> Shape:
+        """Of tensors with a batch."""
+        return cls(q.shape[0], q.shape[2], k.shape[2], q.shape[3], v.shape[3], q.element_size())
 
     @property
     def kv(self) -> int:

@@ -25,7 +25,7 @@ from tandem.distributed._job import Job
 from tandem.distributed._layout import Layout
 from tandem.distributed._machine import Links
 from tandem.distributed._mask import Mask
-from tandem.distributed._parts import Options
+from tandem.distributed._parts import Options, Saved
 from tandem.distributed._strategies import backward, forward
 from tandem.torch import _derivatives
 from tandem.torch._operators import library_of
@@ -102,7 +102,8 @@ def _backward(dout: Tensor, dlse: Tensor | None, *rest: Any) -> tuple[Tensor, ..
     job = Job(ranks, layout, Mask.of(call.causal, call.window), Options(call), links.far)
     q, k, v, out, lse, dout, *more = _four(layout, q, k, v, out, lse, dout, *([] if dlse is None else [dlse]))
     chosen, dlse = STRATEGIES[int(strategy)], more[0] if more else None
-    *found, dsink = backward(chosen, job, q, k, v, sink, out, lse, dout, dlse, None, need_dsink)
+    saved = Saved(q, out, lse, dout, dlse)
+    *found, dsink = backward(chosen, job, saved, k, v, sink if need_dsink else None, None)
     gradients = [t.squeeze(0) if layout.packed else t for t in found if t is not None]
     return (*gradients, out.new_empty(0) if dsink is None else dsink)
 

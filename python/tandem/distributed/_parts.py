@@ -162,13 +162,13 @@ def backward(
             place.add_(part)
 
 
-def sink_gradient(sink: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> Tensor:
+def sink_gradient(sink: Tensor, saved: Saved) -> Tensor:
     """That of these rows: a sink has the probability exp(sink - lse) and no value."""
-    delta = (out.double() * dout.double()).sum(-1).transpose(1, 2)
-    if dlse is not None:
-        delta = delta - dlse.double()
+    delta = (saved.out.double() * saved.dout.double()).sum(-1).transpose(1, 2)
+    if saved.dlse is not None:
+        delta = delta - saved.dlse.double()
     logit = sink.double()[None, :, None]
-    return (torch.exp(logit - lse.double()) * -delta).sum((0, 2)).to(sink.dtype)
+    return (torch.exp(logit - saved.lse.double()) * -delta).sum((0, 2)).to(sink.dtype)
 
 
 def _of_group(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tandem.distributed import _calls, _parts, _routes
 from tandem.distributed._comm import GRADIENTS, KEYS, Waiting
-from tandem.distributed._job import Gradients, Job, Result, Saved, apart, finished, side_by_side
+from tandem.distributed._job import Gradients, Job, Result, apart, finished, side_by_side
 from tandem.distributed._layout import Layout, kept_with_layout
 from tandem.distributed._mask import Mask
 
@@ -75,7 +75,7 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> R
 
 
 def backward(
-    job: Job, saved: Saved, k: Tensor, v: Tensor, kept: None, dtype: torch.dtype | None = None
+    job: Job, saved: _parts.Saved, k: Tensor, v: Tensor, kept: None, dtype: torch.dtype | None = None
 ) -> Gradients:
     """``dtype``: of dk and dv, where it is not theirs."""
     calls = steps(job.layout, job.mask, job.ranks.rank)

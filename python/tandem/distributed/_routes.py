@@ -54,17 +54,9 @@ def pieces(layout: Layout, rank: int) -> tuple[Piece, ...]:
 @kept_with_layout
 def needed(layout: Layout, mask: Mask, rank: int) -> dict[int, list[tuple[int, int]]]:
     """Of each sequence the places of keys that a rank's queries see, as disjoint ranges in order."""
-    ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for run in layout.runs[rank]:
-        ranges[run.sequence].append(mask.keys(run.start, run.last, layout.lengths[run.sequence]))
-    for sequence, found in ranges.items():
-        merged: list[tuple[int, int]] = []
-        for begin, end in sorted(found):
-            if merged and begin <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-            else:
-                merged.append((begin, end))
-        ranges[sequence] = merged
+    every, ranges = _all_needed(layout, mask), defaultdict(list)
+    for _, sequence, begin, end in every[every[:, 0] == rank].tolist():
+        ranges[sequence].append((begin, end))
     return dict(ranges)
 
 
@@ -174,6 +166,7 @@ def _rows(layout: Layout) -> Any:
     return rows
 
 
+@kept_with_layout
 def _all_needed(layout: Layout, mask: Mask) -> Any:
     """`needed` of all ranks, as rows of (rank, sequence, begin, end)."""
     if not len(layout.table):

@@ -32,14 +32,9 @@ def gather(
     ranks = Ranks.of(group)
     device = getattr(x, "device", torch.device("cpu"))
     ranks.hosts(device)
-    error: Exception | None = None
-    same: dict[str, Any] = {"call": "gather"}
-    try:
-        check = _call.flag("check", check)
+    with _agree.agreed(ranks, "gather", device, check) as same:
+        _call.flag("check", check)
         same |= _judge(ranks, layout, x, dim)
-    except Exception as found:  # whatever it is, the other ranks wait to be told
-        error = found
-    _agree.agree(ranks, same, error, device, check)
     dim = same["dim"]
     rows = [layout.rows(r) for r in range(ranks.size)]
     came = ranks.gather_rows(x.detach().movedim(dim, 0), rows)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from tandem.distributed import _gather, _heads, _levels, _parts, _ring
-from tandem.distributed._job import Gradients, Job, Result, Saved
+from tandem.distributed._job import Gradients, Job, Result
 
 _FORWARD: dict[str, Callable[..., Result]] = {
     "gather": _gather.forward,
@@ -33,27 +34,11 @@ def forward(strategy: str, job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tens
 
 
 def backward(
-    strategy: str,
-    job: Job,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    dlse: Tensor | None,
-    kept: Any,
-    with_sink: bool,
+    strategy: str, job: Job, saved: _parts.Saved, k: Tensor, v: Tensor, sink: Tensor | None, kept: Any
 ) -> tuple[Tensor | None, ...]:
-    """dq, dk, dv and dsink (None without ``with_sink``). ``kept``: what the forward pass kept, or None, where
-    a strategy that keeps something asks for it again."""
-    dout = dout.resolve_neg().contiguous()
-    if dlse is not None:
-        dlse = dlse.resolve_neg().contiguous()
-    saved = Saved(q, out, lse, dout, dlse)
+    """dq, dk, dv and dsink (None without a sink). ``kept``: what the forward pass kept, or None, where a
+    strategy that keeps something asks for it again."""
+    dlse = None if saved.dlse is None else saved.dlse.resolve_neg().contiguous()
+    saved = replace(saved, dout=saved.dout.resolve_neg().contiguous(), dlse=dlse)
     gradients = _BACKWARD[strategy](job, saved, k, v, kept)
-    dsink = None
-    if sink is not None and with_sink:
-        dsink = _parts.sink_gradient(sink, out, lse, dout, dlse)
-    return (*gradients, dsink)
+    return (*gradients, None if sink is None else _parts.sink_gradient(sink, saved))

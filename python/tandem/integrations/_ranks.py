@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tandem._errors import InvalidArgumentError, UnsupportedError
 from tandem.distributed import Layout, context_parallel_attention
-from tandem.distributed._agree import agree
+from tandem.distributed._agree import agreed
 from tandem.distributed._comm import Ranks
 from tandem.integrations._masks import Mask
 
@@ -85,10 +85,7 @@ class _Hook:
         found = [given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None]
         device = found[0].device if found else torch.device("cpu")
         ranks.hosts(device)
-        error: Exception | None = None
-        same: dict[str, Any] = {"call": "a model of Transformers"}
-        divided: dict[str, Any] = {}
-        try:
+        with agreed(ranks, "a model of Transformers", device, self.check) as same:
             layout = self.layout_of(given, ranks)
             divided = _divided(model, given, layout, ranks)
             same |= {
@@ -96,9 +93,6 @@ class _Hook:
                 "batch": _digest(given) if self.check else "",
             }
             divided["context_parallel"] = Divided(layout, self.group, self.strategy)
-        except Exception as caught:  # whatever it is, the other ranks wait to be told
-            error = caught
-        agree(ranks, same, error, device, self.check)
         return (), divided
 
     def layout_of(self, given: dict[str, Any], ranks: Ranks | None = None) -> Layout:
