@@ -179,6 +179,11 @@ class Part:
         return self._trace.read(self._array, [*known, *more])
 
 
+def _of_array(name: str) -> Any:
+    """A method of Captured that is the array's."""
+    return lambda self, *args, **kwargs: getattr(self._read(), f"__{name}__")(*args, **kwargs)
+
+
 class Captured(np.lib.mixins.NDArrayOperatorsMixin):
     """An array that a function reads by indices that are not numbers, while the function is traced; else it
     is as NumPy has it, and the trace notes that numbers of it have been read."""
@@ -217,32 +222,15 @@ class Captured(np.lib.mixins.NDArrayOperatorsMixin):
         self._read()
         return self._made(getattr(ufunc, method)(*map(_plain, inputs), **kwargs))
 
-    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray[Any, Any]:
-        return self._read().__array__(*args, **kwargs)
-
     def __len__(self) -> int:
         return len(self.array)
 
     def __iter__(self) -> Any:
         return map(self._made, self._read())
 
-    def __contains__(self, x: Any) -> bool:
-        return x in self._read()
-
-    def __bool__(self) -> bool:
-        return bool(self._read())
-
-    def __int__(self) -> int:
-        return int(self._read())
-
-    def __float__(self) -> float:
-        return float(self._read())
-
-    def __index__(self) -> int:
-        return self._read().__index__()
-
-    def __repr__(self) -> str:
-        return repr(self._read())
+    __array__, __bool__, __contains__, __float__, __index__, __int__, __repr__ = map(
+        _of_array, "array bool contains float index int repr".split()
+    )
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:

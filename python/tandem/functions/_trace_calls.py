@@ -74,13 +74,9 @@ _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": _scaled("add"),
     "sub": _scaled("sub"),
-    "subtract": _scaled("sub"),
     "rsub": lambda a, b, *, alpha=1: _scaled("sub")(b, a, alpha=alpha),
     "mul": _binary("mul"),
-    "multiply": _binary("mul"),
     "div": divide,
-    "divide": divide,
-    "true_divide": divide,
     "floor_divide": floor_divide,
     "remainder": remainder,
     "fmod": fmod,
@@ -90,44 +86,24 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sign": sign,
     "square": lambda x: apply("mul", x, x),
     "neg": _unary("neg"),
-    "negative": _unary("neg"),
     "abs": _unary("abs"),
-    "absolute": _unary("abs"),
     "minimum": _binary("min"),
     "maximum": _binary("max"),
     "clamp": clamp,
-    "clip": clamp,
-    "clamp_min": clamp,
     "clamp_max": lambda x, max: clamp(x, max=max),
-    "max": _binary("max"),
-    "min": _binary("min"),
     "floor": lambda x: whole("floor", x),
     "ceil": lambda x: whole("ceil", x),
     "trunc": lambda x: whole("trunc", x),
-    "exp": _unary("exp", real=True),
+    **{name: _unary(name, real=True) for name in "cos erf exp log log1p log2 sigmoid sin sqrt tanh".split()},
     "exp2": lambda x: apply("exp", apply("mul", x, math.log(2.0), real=True), real=True),
-    "log": _unary("log", real=True),
-    "sqrt": _unary("sqrt", real=True),
-    "tanh": _unary("tanh", real=True),
-    "sigmoid": _unary("sigmoid", real=True),
-    "sin": _unary("sin", real=True),
-    "cos": _unary("cos", real=True),
-    "erf": _unary("erf", real=True),
-    "log2": _unary("log2", real=True),
-    "log1p": _unary("log1p", real=True),
     "where": where,
     "masked_fill": masked_fill,
     "lt": _binary("lt", **_COMPARE),
-    "less": _binary("lt", **_COMPARE),
     "le": _binary("le", **_COMPARE),
-    "less_equal": _binary("le", **_COMPARE),
     "gt": _flipped("lt", **_COMPARE),
-    "greater": _flipped("lt", **_COMPARE),
     "ge": _flipped("le", **_COMPARE),
-    "greater_equal": _flipped("le", **_COMPARE),
     "eq": _binary("eq", **_COMPARE),
     "ne": _binary("ne", **_COMPARE),
-    "not_equal": _binary("ne", **_COMPARE),
     "logical_and": _logical("and"),
     "logical_or": _logical("or"),
     "logical_xor": _logical("xor"),
@@ -150,35 +126,32 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
         for name in names.split()
     },
     "to": to,
-    "type": to,
-    "type_as": to,
-    "astype": to,
     "clone": lambda x: x,
-    "positive": lambda x: x,
     "detach": stop,
     **COMPOSED,
 }
 
+#: Other names of these.
+_ALIASES = dict(
+    pair.split("=")
+    for pair in (
+        "subtract=sub multiply=mul divide=div true_divide=div negative=neg absolute=abs positive=clone "
+        "max=maximum min=minimum clip=clamp clamp_min=clamp less=lt less_equal=le greater=gt "
+        "greater_equal=ge not_equal=ne type=to type_as=to astype=to"
+    ).split()
+)
+_FUNCTIONS |= {alias: _FUNCTIONS[name] for alias, name in _ALIASES.items()}
+
 #: Python's operators, by the functions that they are.
-_OPERATORS = {
-    "add": "add",
-    "sub": "sub",
-    "mul": "mul",
+_OPERATORS = {name: name for name in ("add", "sub", "mul", "pow", *_COMPARISONS)} | {
     "truediv": "div",
     "floordiv": "floor_divide",
     "mod": "remainder",
-    "pow": "pow",
     "lshift": "bitwise_left_shift",
     "rshift": "bitwise_right_shift",
     "and": "bitwise_and",
     "or": "bitwise_or",
     "xor": "bitwise_xor",
-    "lt": "lt",
-    "le": "le",
-    "gt": "gt",
-    "ge": "ge",
-    "eq": "eq",
-    "ne": "ne",
 }
 _SIGNS = {"neg": "neg", "abs": "abs", "invert": "bitwise_not"}
 _OF_PYTHON = _OPERATORS | _SIGNS
