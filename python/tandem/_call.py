@@ -31,8 +31,6 @@ METADATA = (
 #: The last of METADATA, of which no call has gradients: those that make k and v a cache, and the mask of each
 #: sequence.
 FORWARD_ONLY = METADATA[-4:]
-#: The same of a call that has none of them.
-NO_CACHE = (None,) * len(FORWARD_ONLY)
 
 #: The dtypes of 8-bit inputs. Their result is bf16 unless out_dtype says otherwise.
 CODES = (DType.e4m3, DType.s8)

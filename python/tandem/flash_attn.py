@@ -37,8 +37,6 @@ __all__ = [
     "serve",
 ]
 
-_SERVED = "flash_attn_interface"
-
 
 @named(_flash.SINKS, **_flash.NAMES)
 @_flash.without_dropout(3, "softmax_scale")
@@ -97,7 +95,7 @@ def flash_attn_func(
     Raises:
       As `tandem.attention`.
     """
-    metadata = (None, None, None, None, q_descale, k_descale, v_descale, *_call.NO_CACHE)
+    metadata = (None, None, None, None, q_descale, k_descale, v_descale)
     call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata, split_size)
     sink, with_lse = _flash.one_of(_flash.SINKS, sink, learnable_sink), return_lse or return_attn_probs
     return _flash.run(*_latent.one_product(call, q, k, v, qv), sink, with_lse, attention_chunk)
@@ -175,6 +173,7 @@ def flash_attn_varlen_func(
     return _flash.run(*_latent.one_product(call, q, k, v, qv), sink, with_lse, attention_chunk, out)
 
 
+@named(_flash.SINKS, **_flash.NAMES)
 @_flash.without_dropout(1, "softmax_scale")
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
@@ -202,24 +201,10 @@ def flash_attn_qkvpacked_func(
         heads_kv, head_dim)``.
     """
     q, k, v = _flash.three_in_one(qkv, num_heads_q)
-    return flash_attn_func(
-        q,
-        k,
-        v,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        window_size=window_size,
-        attention_chunk=attention_chunk,
-        softcap=softcap,
-        deterministic=deterministic,
-        return_attn_probs=return_attn_probs,
-        sink=sink,
-        learnable_sink=learnable_sink,
-        return_lse=return_lse,
-    )
+    metadata = (None, None, None, None, q_descale, k_descale, v_descale)
+    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
+    sink = _flash.one_of(_flash.SINKS, sink, learnable_sink)
+    return _flash.run(call, q, k, v, sink, return_lse or return_attn_probs, attention_chunk)
 
 
 @named(_flash.SINKS, _flash.TABLES, **_flash.CACHE_NAMES)
@@ -293,7 +278,7 @@ def flash_attn_with_kvcache(
       s_aux: a third name of ``sink``.
     """
     new = _append.New(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved)
-    metadata = (cu_seqlens_q, None, None, None, q_descale, k_descale, v_descale, *_call.NO_CACHE)
+    metadata = (cu_seqlens_q, None, None, None, q_descale, k_descale, v_descale)
     call = _flash.problem(
         softmax_scale, causal, window_size, softcap, metadata=metadata, split_size=split_size
     )
@@ -359,20 +344,8 @@ def get_scheduler_metadata(
     num_heads_kv: int,
     headdim: int,
     cache_seqlens: Tensor,
-    qkv_dtype: torch.dtype = torch.bfloat16,
-    headdim_v: int | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k_new: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    page_size: int | None = None,
-    max_seqlen_k_new: int = 0,
-    causal: bool = False,
-    window_size: tuple[int | None, int | None] = (-1, -1),
-    attention_chunk: int = 0,
-    has_softcap: bool = False,
-    num_splits: int = 0,
-    pack_gqa: bool | None = None,
-    sm_margin: int = 0,
+    *_: Any,
+    **__: Any,
 ) -> Tensor:
     """What FlashAttention-3 plans ahead for `flash_attn_with_kvcache`. Tandem plans in the call and needs
     nothing made before: this is an empty int32 tensor beside ``cache_seqlens``, and no argument but that is
@@ -389,6 +362,4 @@ def serve() -> ModuleType:
     Returns:
       This module.
     """
-    module = sys.modules[__name__]
-    _flash.serve(module, _SERVED)
-    return module
+    return _flash.serve(sys.modules[__name__], "flash_attn_interface")

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tandem import _call, _dropout
+from tandem import _dropout
 from tandem._errors import InvalidArgumentError, named
 from tandem.compat import _append, _flash, _flash_cache
 
@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 _NAMES = _flash.NAMES | {"page_table": "block_table", "seqused_k": "cu_seqlens_k"}
-_SERVED = ("flash_attn", "flash_attn.flash_attn_interface")
 
 
 @named(**_NAMES)
@@ -148,15 +147,11 @@ def flash_attn_varlen_func(
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
     """
     options = (softmax_scale, causal, window_size, softcap, deterministic)
+    lengths: tuple[Any, ...] = (cu_seqlens_q, cu_seqlens_k)
     if block_table is not None:
         _flash.only_tensors(cu_seqlens_k=cu_seqlens_k, block_table=block_table)
-        lengths = (cu_seqlens_q, None, None, cu_seqlens_k.diff())
-        call = _flash.problem(*options, metadata=(*lengths, None, None, None, block_table, None, None, None))
-        _flash.add_alibi(call, q, k, alibi_slopes)
-        _dropout.add(call, dropout_p, None, 0)
-        results = _flash.run(call, q, k, v, return_lse=return_attn_probs)
-        return (*results, None) if return_attn_probs else results
-    return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes, (cu_seqlens_q, cu_seqlens_k))
+        lengths = (cu_seqlens_q, None, None, cu_seqlens_k.diff(), None, None, None, block_table)
+    return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes, lengths)
 
 
 @named(**_NAMES)
@@ -266,8 +261,7 @@ def serve() -> ModuleType:
     Returns:
       This module.
     """
-    module = sys.modules[__name__]
-    _flash.serve(module, *_SERVED)
+    module = _flash.serve(sys.modules[__name__], "flash_attn", "flash_attn.flash_attn_interface")
     vars(module)["flash_attn_interface"] = module  # FlashAttention-2's module of functions in its package
     return module
 
@@ -280,10 +274,10 @@ def _attend(
     with_probabilities: bool,
     dropout_p: float,
     alibi_slopes: Tensor | None = None,
-    cu_seqlens: tuple[Tensor | None, Tensor | None] = (None, None),
+    metadata: tuple[Any, ...] = (),
 ) -> Any:
     """The result of a call with these options of `_flash.problem`, as FlashAttention-2 returns it."""
-    call = _flash.problem(*options, metadata=(*cu_seqlens, *(None,) * (len(_call.METADATA) - 2)))
+    call = _flash.problem(*options, metadata)
     _flash.add_alibi(call, q, k, alibi_slopes)
     _dropout.add(call, dropout_p, None, 0)
     results = _flash.run(call, q, k, v, return_lse=with_probabilities)

@@ -18,6 +18,7 @@ from torch import Tensor
 from tandem import flash_attn
 from tandem._errors import InvalidArgumentError, named
 from tandem.compat import _flash
+from tandem.flash_attn import get_scheduler_metadata
 
 __all__ = [
     "fa_version_unsupported_reason",
@@ -137,32 +138,6 @@ def flash_attn_varlen_func(
         out=out,
         alibi_slopes=alibi_slopes,
     )
-
-
-def get_scheduler_metadata(
-    batch_size: int,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    num_heads_q: int,
-    num_heads_kv: int,
-    headdim: int,
-    cache_seqlens: Tensor,
-    qkv_dtype: torch.dtype = torch.bfloat16,
-    headdim_v: int | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k_new: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    page_size: int | None = None,
-    max_seqlen_k_new: int = 0,
-    causal: bool = False,
-    window_size: Sequence[int] = (-1, -1),
-    has_softcap: bool = False,
-    num_splits: int = 0,
-    pack_gqa: bool | None = None,
-    sm_margin: int = 0,
-) -> Tensor:
-    """As `tandem.flash_attn.get_scheduler_metadata`: an empty int32 tensor beside ``cache_seqlens``."""
-    return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
 
 
 def is_fa_version_supported(fa_version: int) -> bool:

@@ -63,13 +63,14 @@ def problem(
     window_size: Any,
     softcap: float,
     deterministic: bool = False,
-    metadata: tuple[Any, ...] = (None,) * len(_call.METADATA),
+    metadata: tuple[Any, ...] = (),
     split_size: int = 0,
 ) -> _call.Call:
-    """The call that means this. FlashAttention pads head dimensions itself: it has no option for that."""
+    """The call that means this. `metadata`: the first of _call.METADATA; the others are None."""
     left, right = _call.pair("window_size", window_size)
     # FlashAttention-4 writes an unbounded side as None.
     window = (-1 if left is None else left, -1 if right is None else right)
+    metadata += (None,) * (len(_call.METADATA) - len(metadata))
     call = _call.Call(scale, causal, window, softcap, deterministic, metadata=metadata)
     call.split_size = split_size
     return call
@@ -240,7 +241,7 @@ def without_dropout(position: int, parameter: str) -> Callable[[Callable[_P, _R]
     return decorate
 
 
-def serve(module: ModuleType, *names: str) -> None:
+def serve(module: ModuleType, *names: str) -> ModuleType:
     """Makes imports of `names` find `module`; an error where something else was imported by one of them."""
     for name in names:
         present = sys.modules.get(name)
@@ -251,6 +252,7 @@ def serve(module: ModuleType, *names: str) -> None:
             )
     for name in names:
         sys.modules[name] = module
+    return module
 
 
 def gathered(t: Tensor) -> Tensor:

@@ -303,21 +303,7 @@ def _cuda_forward(
 
 
 def _cuda_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    cum_seq_q: Tensor | None,
-    cum_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: Tensor,
-    philox_offset: Tensor,
-    *,
-    scale: float | None = None,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any, scale: Any = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _cpu_backward(dout, q, k, v, out, lse, dropout_p, is_causal, scale=scale)
+    """`rest`: offsets and lengths, which dense tensors do not have, then dropout_p, is_causal and a seed."""
+    return _cpu_backward(dout, q, k, v, out, lse, *rest[4:6], scale=scale)
