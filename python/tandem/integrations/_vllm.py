@@ -12,7 +12,7 @@ from tandem._api import attention
 from tandem._cache import append_kv
 from tandem._call import widest_head
 from tandem._errors import UnsupportedError
-from tandem.integrations.vllm import NAME
+from tandem.integrations.vllm import NAME, Backend, refuse_scales
 
 if TYPE_CHECKING:  # vLLM is not where the hints are checked
 
@@ -159,11 +159,7 @@ class TandemImpl(AttentionImpl):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """Attention of ``query`` (tokens, heads, head_dim) to the cache, which has this step's rows."""
-        if output_scale is not None or output_block_scale is not None:
-            raise UnsupportedError(
-                "output_scale is given, but Tandem writes results in the queries' dtype; turn vLLM's fusion "
-                "of attention and quantisation off"
-            )
+        refuse_scales(output_scale, output_block_scale)
         if self.slopes is not None:
             self.slopes = self.slopes.to(query.device)  # once, before a graph is captured
         if attn_metadata is None:  # memory is being measured
@@ -195,51 +191,20 @@ class TandemImpl(AttentionImpl):
         return output
 
 
-class TandemBackend(AttentionBackend):
+class TandemBackend(Backend, AttentionBackend):
     """What vLLM asks before it takes a backend."""
 
+    _name, _impl, _builder = NAME, TandemImpl, TandemMetadataBuilder
     forward_includes_kv_cache_update = False
     supported_dtypes = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes = ["auto", "float16", "bfloat16", *_8_BIT]
-
-    @staticmethod
-    def get_name() -> str:
-        return NAME
-
-    @staticmethod
-    def get_impl_cls() -> type[TandemImpl]:
-        return TandemImpl
-
-    @staticmethod
-    def get_builder_cls() -> type[TandemMetadataBuilder]:
-        return TandemMetadataBuilder
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        from vllm.v1.attention.backend import MultipleOf
-
-        return [MultipleOf(16)]
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         return head_size % 8 == 0 and 0 < head_size <= widest_head("cuda")
 
     @classmethod
-    def supports_compute_capability(cls, capability: Any) -> bool:
-        return (capability.major, capability.minor) == (9, 0)
-
-    @classmethod
     def supports_sink(cls) -> bool:
         return True
 
-    @classmethod
-    def supports_sliding_window(cls) -> bool:
-        return True
-
-    @classmethod
-    def supports_non_causal(cls) -> bool:
-        return True
-
-    @classmethod
-    def supports_batch_invariance(cls) -> bool:
-        return True
+    supports_sliding_window = supports_non_causal = supports_batch_invariance = supports_sink

@@ -16,7 +16,7 @@ from torch import Tensor
 from tandem._api import attention
 from tandem._call import widest_head
 from tandem._errors import UnsupportedError
-from tandem.integrations.vllm import NAME_MLA
+from tandem.integrations.vllm import NAME_MLA, Backend, refuse_scales
 
 if TYPE_CHECKING:  # vLLM is not where the hints are checked
 
@@ -150,45 +150,18 @@ class TandemMLAImpl(MLACommonImpl):
         return out, None
 
 
-class TandemMLABackend(MLACommonBackend):
+class TandemMLABackend(Backend, MLACommonBackend):
     """What vLLM asks before it takes a backend for a model with latent attention."""
 
+    _name, _impl, _builder = NAME_MLA, TandemMLAImpl, TandemMLAMetadataBuilder
     supported_dtypes = [torch.float16, torch.bfloat16]
     supported_kv_cache_dtypes = ["auto", "float16", "bfloat16"]
 
-    @staticmethod
-    def get_name() -> str:
-        return NAME_MLA
 
-    @staticmethod
-    def get_impl_cls() -> type[TandemMLAImpl]:
-        return TandemMLAImpl
-
-    @staticmethod
-    def get_builder_cls() -> type[TandemMLAMetadataBuilder]:
-        return TandemMLAMetadataBuilder
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        from vllm.v1.attention.backend import MultipleOf
-
-        return [MultipleOf(16)]
-
-    @classmethod
-    def supports_compute_capability(cls, capability: Any) -> bool:
-        return (capability.major, capability.minor) == (9, 0)
-
-
-class TandemMLAPrefillBackend(MLAPrefillBackend):
+class TandemMLAPrefillBackend(Backend, MLAPrefillBackend):
     """Attention of prompts to expanded keys and values. vLLM merges the parts by their LSEs."""
 
-    @staticmethod
-    def get_name() -> str:
-        return NAME_MLA
-
-    @classmethod
-    def supports_compute_capability(cls, device_capability: Any) -> bool:
-        return (device_capability.major, device_capability.minor) == (9, 0)
+    _name = NAME_MLA
 
     @classmethod
     def supports_mla_dimensions(cls, mla_dimensions: Any) -> bool:
@@ -209,11 +182,7 @@ class TandemMLAPrefillBackend(MLAPrefillBackend):
         output_scale: Tensor | None = None,
     ) -> Any:
         """Of new tokens to one another: the result; with return_softmax_lse also the LSE, (heads, tokens)."""
-        if output_scale is not None:
-            raise UnsupportedError(
-                "output_scale is given, but Tandem writes results in the queries' dtype; turn vLLM's fusion "
-                "of attention and quantisation off"
-            )
+        refuse_scales(output_scale)
         cu = self._prefill_metadata.query_start_loc
         return self._attend(q, k, v, cu, cu, causal=True, return_lse=return_softmax_lse, out=out)
 

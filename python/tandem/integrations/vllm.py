@@ -21,10 +21,52 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
+
+from tandem._errors import UnsupportedError
 
 __all__ = ["register"]
 
 NAME, NAME_MLA = "TANDEM", "TANDEM_MLA"
+
+
+class Backend:
+    """What vLLM asks of each of Tandem's backends, which say what they are made of."""
+
+    _name: str
+    _impl: Any
+    _builder: Any
+
+    @classmethod
+    def get_name(cls) -> str:
+        return cls._name
+
+    @classmethod
+    def get_impl_cls(cls) -> Any:
+        return cls._impl
+
+    @classmethod
+    def get_builder_cls(cls) -> Any:
+        return cls._builder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        from vllm.v1.attention.backend import MultipleOf
+
+        return [MultipleOf(16)]
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        return (capability.major, capability.minor) == (9, 0)
+
+
+def refuse_scales(*of_output: Any) -> None:
+    """An error where vLLM asks for a scaled result."""
+    if any(scale is not None for scale in of_output):
+        raise UnsupportedError(
+            "output_scale is given, but Tandem writes results in the queries' dtype; turn vLLM's fusion of "
+            "attention and quantisation off"
+        )
 
 
 def register(instead_of: str | None = None) -> None:
