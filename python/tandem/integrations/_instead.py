@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import sys
@@ -10,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from transformers.models.pix2struct.modeling_pix2struct import Pix2StructVisionEncoder
 
 from tandem import _call
 from tandem._errors import UnsupportedError
@@ -101,30 +103,11 @@ def lacking(
     return None
 
 
-def sdpa(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    dropout: float,
-    scaling: float | None,
-    position_bias: Tensor | None,
-) -> tuple[Tensor, None]:
+def sdpa(*tensors: Any, **options: Any) -> tuple[Tensor, None]:
     """The call by Transformers' own way to PyTorch's attention."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    out, _ = sdpa_attention_forward(
-        module,
-        query,
-        key,
-        value,
-        mask,
-        dropout=dropout,
-        scaling=scaling,
-        is_causal=False,
-        position_bias=position_bias,
-    )
+    out, _ = sdpa_attention_forward(*tensors, is_causal=False, **options)
     return out, None
 
 
@@ -160,3 +143,18 @@ def refuse_where_attention_is_chosen_by_class(name: str) -> None:
             continue
         for table in [value for key, value in vars(module).items() if key.endswith("ATTENTION_CLASSES")]:
             table.setdefault(name, attention)
+
+
+def refuse_weights_of_pix2struct() -> None:
+    """Has Pix2Struct, which gives the attention's weights as an output of layers that it does not tell,
+    refuse them where its mask is Tandem's."""
+    own = getattr(Pix2StructVisionEncoder.forward, "_tandem_own", Pix2StructVisionEncoder.forward)
+
+    @functools.wraps(own)
+    def forward(self: Any, *given: Any, **options: Any) -> Any:
+        if any(isinstance(argument, Mask) for argument in (*given, *options.values())):
+            refuse_weights(bool(options.get("output_attentions")))
+        return own(self, *given, **options)
+
+    forward._tandem_own = own  # type: ignore[attr-defined]
+    Pix2StructVisionEncoder.forward = forward

@@ -27,7 +27,7 @@ from transformers import masking_utils as makers
 
 from tandem._api import attention
 from tandem._errors import InvalidArgumentError, UnsupportedError
-from tandem.integrations import _batching, _instead, _masks, _own, _ranks
+from tandem.integrations import _batching, _instead, _masks, _ranks
 from tandem.integrations._masks import Mask
 from tandem.integrations._patterns import EAGER, Pattern
 from tandem.integrations._ranks import context_parallel
@@ -60,7 +60,7 @@ def register(name: str = "tandem", unsupported: str = "error") -> None:
         forward, mask = partial(forward, unsupported=unsupported), partial(mask, unsupported=unsupported)
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, mask)
-    _own.serve()
+    _instead.refuse_weights_of_pix2struct()
     if "flash" in name:
         _batching.serve(name)
 
@@ -183,7 +183,8 @@ def attention_forward(
             _instead.refuse(f"{lacking[0]} beside {beside}, which PyTorch's sdpa lacks", EAGER)
         _instead.say(f"this model asks for {lacking[0]}, which Tandem does not have")
         seen = mask if isinstance(mask, Tensor) else _masks.dense(mask, query.device, rows)
-        return _instead.sdpa(module, query, key, value, seen, dropout, scaling, position_bias)
+        wanted = {"dropout": dropout, "scaling": scaling, "position_bias": position_bias}
+        return _instead.sdpa(module, query, key, value, seen, **wanted)
     if context_parallel is not None:
         _instead.refuse_beside_ranks(mask, dropout, position_bias)
     # Attention between channels hands on views whose head dimension is not the innermost.
