@@ -41,6 +41,7 @@
 #include "gpu/device.hpp"
 #include "gpu_check.hpp"
 #include "ops/backward/plan.hpp"
+#include "ops/decode/plan.hpp"
 #include "ops/eight_bit/launch.hpp"
 #include "ops/eight_bit/plan.hpp"
 #include "ops/forward/plan.hpp"
@@ -272,9 +273,9 @@ class Bench {
   }
 
   static std::string objection(const gpu::KernelConfig& config) {
-    if (const auto* c = std::get_if<ForwardConfig>(&config)) return forward_objection(*c);
+    if (const auto* c = std::get_if<EightBitConfig>(&config)) return eight_bit_objection(*c);
     if (const auto* c = std::get_if<BackwardConfig>(&config)) return backward_objection(*c);
-    return eight_bit_objection(std::get<EightBitConfig>(config));
+    return gpu::visit_forward(config, [](const auto& c) { return forward_objection(c); });
   }
 
   template <typename Config>

@@ -198,7 +198,9 @@ int run_tune(const TuneOptions& options) {
   // This process opens no driver: a context would not survive the fork.
   for (const TuneShape& shape : shapes_of(options)) {
     if (options.pass == "forward") {
-      tune_shape<ForwardConfig>("forward", shape, options, document);
+      gpu::visit_forward(planned_forward(shape), [&]<typename Config>(const Config&) {
+        tune_shape<Config>("forward", shape, options, document);
+      });
     } else {
       tune_shape<BackwardConfig>("backward", shape, options, document);
     }

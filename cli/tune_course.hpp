@@ -8,8 +8,7 @@
 
 #include "candidates.hpp"
 #include "gpu/device.hpp"
-#include "ops/backward/config.hpp"
-#include "ops/forward/config.hpp"
+#include "gpu/kernel_spec.hpp"
 #include "race.hpp"
 #include "tandem/attention.hpp"
 
@@ -35,20 +34,20 @@ struct Candidates {
 
 /// The planned Config and every legal combination of `fields` on top of it; fields that follow from the
 /// shape may not be named. Throws Error (invalid_argument) for those, and where more than `most` are legal.
-/// For ForwardConfig and BackwardConfig.
 template <typename Config>
 Candidates<Config> candidates_of(const TuneShape& shape, const std::vector<FieldValues>& fields,
                                  std::size_t most);
 template <>
-Candidates<ForwardConfig> candidates_of(const TuneShape& shape, const std::vector<FieldValues>& fields,
-                                        std::size_t most);
-template <>
 Candidates<BackwardConfig> candidates_of(const TuneShape& shape, const std::vector<FieldValues>& fields,
                                          std::size_t most);
 
+/// The planned Config of a forward call.
+gpu::KernelConfig planned_forward(const TuneShape& shape);
+
 /// The shape in GPU memory with normal random inputs. Throws Error (unsupported) without a GPU that the
 /// kernels run on.
-RaceCourse course_of(const TuneShape& shape, const std::vector<ForwardConfig>& configs);
+template <typename Config>
+RaceCourse course_of(const TuneShape& shape, const std::vector<Config>& configs);
 RaceCourse course_of(const TuneShape& shape, const std::vector<BackwardConfig>& configs);
 
 // What both passes share.

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "api/make_problem.hpp"
+#include "ops/decode/plan.hpp"
 #include "ops/forward/launch.hpp"
 #include "ops/forward/plan.hpp"
 #include "ops/plan_gpu.hpp"
@@ -23,15 +24,23 @@ struct Memory {
 
 }  // namespace
 
-template <>
-Candidates<ForwardConfig> candidates_of(const TuneShape& shape, const std::vector<FieldValues>& fields,
-                                        std::size_t most) {
-  const Plan plan = plan_gpu(make_problem(forward_args(shape, described_device), tandem::Memory::described));
-  return legal_candidates(std::get<ForwardConfig>(plan.gpu->config), forward_objection, fixed_fields, fields,
-                          most);
+gpu::KernelConfig planned_forward(const TuneShape& shape) {
+  return plan_gpu(make_problem(forward_args(shape, described_device), tandem::Memory::described)).gpu->config;
 }
 
-RaceCourse course_of(const TuneShape& s, const std::vector<ForwardConfig>& configs) {
+template <typename Config>
+Candidates<Config> candidates_of(const TuneShape& shape, const std::vector<FieldValues>& fields,
+                                 std::size_t most) {
+  const auto objection = [](const Config& c) { return forward_objection(c); };
+  return legal_candidates(std::get<Config>(planned_forward(shape)), objection, fixed_fields, fields, most);
+}
+template Candidates<ForwardConfig> candidates_of(const TuneShape&, const std::vector<FieldValues>&,
+                                                 std::size_t);
+template Candidates<DecodeConfig> candidates_of(const TuneShape&, const std::vector<FieldValues>&,
+                                                std::size_t);
+
+template <typename Config>
+RaceCourse course_of(const TuneShape& s, const std::vector<Config>& configs) {
   require_hopper();
   auto memory = std::make_shared<Memory>();
   memory->q = random_tensor(s.dtype, s.batch * s.seqlen * s.heads * s.head_dim, 1);
@@ -50,7 +59,7 @@ RaceCourse course_of(const TuneShape& s, const std::vector<ForwardConfig>& confi
   args.lse.data = course.outputs[1].buffer.data();
   const Problem p = make_problem(args, tandem::Memory::present);
   std::size_t workspace = 0;
-  for (const ForwardConfig& config : configs) {
+  for (const Config& config : configs) {
     course.kernels.push_back(gpu::kernel_of(config).name(config));
     const gpu::KernelConfig wanted = config;
     memory->steps.push_back(*plan_gpu(p, &wanted).gpu);
@@ -62,5 +71,7 @@ RaceCourse course_of(const TuneShape& s, const std::vector<ForwardConfig>& confi
                  static_cast<double>(s.batch * s.heads * (s.head_dim + s.head_dim_v));
   return course;
 }
+template RaceCourse course_of(const TuneShape& s, const std::vector<ForwardConfig>& configs);
+template RaceCourse course_of(const TuneShape& s, const std::vector<DecodeConfig>& configs);
 
 }  // namespace tandem::cli

@@ -1,8 +1,7 @@
 # Device code as text in the library.
 file(GLOB_RECURSE TANDEM_DEVICE_FILES RELATIVE ${PROJECT_SOURCE_DIR}/src CONFIGURE_DEPENDS
-  ${PROJECT_SOURCE_DIR}/src/ops/*.cuh ${PROJECT_SOURCE_DIR}/src/tile/*.cuh ${PROJECT_SOURCE_DIR}/src/ptx/*.cuh)
-list(APPEND TANDEM_DEVICE_FILES ops/cache/config.hpp ops/backward/config.hpp ops/eight_bit/config.hpp ops/forward/config.hpp ops/functions/config.hpp ops/pack/config.hpp ops/quantize/config.hpp
-  problem/interval.hpp problem/quantized_layout.hpp problem/recipe.hpp config/trace.hpp config/types.hpp)
+  ${PROJECT_SOURCE_DIR}/src/ops/*.cuh ${PROJECT_SOURCE_DIR}/src/ops/config.hpp ${PROJECT_SOURCE_DIR}/src/tile/*.cuh ${PROJECT_SOURCE_DIR}/src/ptx/*.cuh)
+list(APPEND TANDEM_DEVICE_FILES problem/interval.hpp problem/quantized_layout.hpp problem/recipe.hpp config/trace.hpp config/types.hpp)
 list(TRANSFORM TANDEM_DEVICE_FILES PREPEND ${PROJECT_SOURCE_DIR}/src/ OUTPUT_VARIABLE TANDEM_DEVICE_PATHS)
 set(TANDEM_EMBEDDED_SOURCES ${CMAKE_CURRENT_BINARY_DIR}/embedded_sources.cpp)
 add_custom_command(OUTPUT ${TANDEM_EMBEDDED_SOURCES}
@@ -27,7 +26,7 @@ if(TANDEM_NVRTC)
     gpu/device.cpp gpu/driver.cpp ops/forward/launch.cpp gpu/function_source.cpp gpu/kernel_spec.cpp gpu/kernels.cpp gpu/nvrtc.cpp ops/pack/launch.cpp gpu/param_fields.cpp ops/eight_bit/launch.cpp
     ops/quantize/launch.cpp gpu/step_params.cpp
     gpu/shipped.cpp gpu/shipped_none.cpp gpu/sources.cpp gpu/tensor_map.cpp problem/effective.cpp problem/fmt.cpp problem/log.cpp ops/backward/plan.cpp plan/facts.cpp ops/forward/explain.cpp ops/forward/legality.cpp ops/forward/plan.cpp ops/portable_set.cpp ops/backward/sm80_plan.cpp ops/forward/sm80_plan.cpp
-    ops/cache/plan.cpp ops/quantize/plan.cpp ops/eight_bit/plan.cpp ${TANDEM_EMBEDDED_SOURCES})
+    ops/cache/plan.cpp ops/decode/plan.cpp ops/quantize/plan.cpp ops/eight_bit/plan.cpp ${TANDEM_EMBEDDED_SOURCES})
   target_include_directories(tandem_kernel_compiler PUBLIC ${PROJECT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(tandem_kernel_compiler PUBLIC OpenMP::OpenMP_CXX tandem_fmt_headers ${CMAKE_DL_LIBS} PRIVATE tandem_flags)
   add_executable(ship_kernels ${PROJECT_SOURCE_DIR}/tools/ship_kernels.cpp)

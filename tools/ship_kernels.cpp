@@ -26,6 +26,7 @@
 #include "ops/backward/plan.hpp"
 #include "ops/cache/launch.hpp"
 #include "ops/cache/plan.hpp"
+#include "ops/decode/plan.hpp"
 #include "ops/eight_bit/launch.hpp"
 #include "ops/eight_bit/plan.hpp"
 #include "ops/forward/launch.hpp"
@@ -52,18 +53,20 @@ struct Item {
 
 std::vector<Item> items_to_compile() {
   std::vector<Item> items;
-  for (const ForwardConfig& config : shipped_forward_configs()) {
-    items.emplace_back(gpu::kernel_of(config).name(config), forward_objection(config));
-  }
   std::vector<gpu::KernelName> shared;  // kernels that serve several Configs
   const auto add_once = [&](const gpu::KernelName& name) {
     if (std::find(shared.begin(), shared.end(), name) != shared.end()) return;
     shared.push_back(name);
     items.emplace_back(name, "");
   };
-  for (const ForwardConfig& config : shipped_forward_configs()) {
-    if (config.schedule.split) add_once(gpu::kernels::combine.name(combine_config(config)));
-  }
+  const auto add_forwards = [&](const auto& configs) {
+    for (const auto& config : configs) {
+      items.emplace_back(gpu::kernel_of(config).name(config), forward_objection(config));
+      if (config.schedule.split) add_once(gpu::kernels::combine.name(combine_config(config)));
+    }
+  };
+  add_forwards(shipped_forward_configs());
+  add_forwards(shipped_decode_configs());
   for (const BackwardConfig& config : shipped_backward_configs()) {
     items.emplace_back(gpu::kernels::backward.name(config), backward_objection(config));
     for (const gpu::KernelSpec* kernel :

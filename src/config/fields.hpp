@@ -7,6 +7,7 @@
 
 #include "ops/backward/config.hpp"
 #include "ops/cache/config.hpp"
+#include "ops/decode/config.hpp"
 #include "ops/eight_bit/config.hpp"
 #include "ops/forward/config.hpp"
 #include "ops/pack/config.hpp"
@@ -187,6 +188,28 @@ constexpr void for_each_member(T& x, F&& f) {
   f("v_in_k", v_in_k);
   f("pairs", pairs);
   f("functions", functions);
+}
+
+template <typename T, typename F>
+requires is<T, DecodeSchedule>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [split] = x;
+  f("split", split);
+}
+
+template <typename T, typename F>
+requires is<T, DecodeConfig>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, key_type, row_scales] = x;
+  f("tiling", tiling);
+  f("stages", stages);
+  f("q_stages", q_stages);
+  f("mask", mask);
+  f("keys", keys);
+  f("transform", transform);
+  f("schedule", schedule);
+  f("key_type", key_type);
+  f("row_scales", row_scales);
 }
 
 template <typename T, typename F>

@@ -9,6 +9,7 @@
 #include "gpu/compiler.hpp"
 #include "ops/backward/config.hpp"
 #include "ops/cache/config.hpp"
+#include "ops/decode/config.hpp"
 #include "ops/eight_bit/config.hpp"
 #include "ops/forward/config.hpp"
 #include "ops/pack/config.hpp"
@@ -17,8 +18,15 @@
 namespace tandem::gpu {
 
 /// The Config of any kernel.
-using KernelConfig = std::variant<ForwardConfig, EightBitConfig, BackwardConfig, QuantizeConfig, PackConfig,
-                                  AppendConfig, MergeConfig>;
+using KernelConfig = std::variant<ForwardConfig, DecodeConfig, EightBitConfig, BackwardConfig, QuantizeConfig,
+                                  PackConfig, AppendConfig, MergeConfig>;
+
+/// f of a Config of one of the kernels that compute the forward pass of 16 bits.
+template <typename F>
+auto visit_forward(const KernelConfig& config, F&& f) {
+  if (const auto* c = std::get_if<DecodeConfig>(&config)) return f(*c);
+  return f(std::get<ForwardConfig>(config));
+}
 
 /// "tandem::ForwardConfig{.element = tandem::Element::bf16, .head_dim_qk = 128, ...}": valid C++20 that gives
 /// `config` back.

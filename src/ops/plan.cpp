@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "ops/backward/plan.hpp"
+#include "ops/decode/plan.hpp"
 #include "ops/eight_bit/plan.hpp"
 #include "ops/forward/plan.hpp"
 #include "ops/functions/plan.hpp"
@@ -43,7 +44,8 @@ std::vector<std::string> cuda_reasons(const Problem& problem, const CallFacts& f
   if (const auto* c = std::get_if<EightBitConfig>(&steps.config)) {
     return explain_eight_bit(p, steps.recipe, *c);
   }
-  std::vector<std::string> lines = explain_forward(facts, std::get<ForwardConfig>(steps.config));
+  std::vector<std::string> lines =
+      gpu::visit_forward(steps.config, [&](const auto& c) { return explain_forward(facts, c); });
   if (problem.quantized_inputs()) {
     lines.push_back(fmt::format(
         "q, in {}, becomes {} first, which has all of its values; its scale is a factor of the scores",

@@ -7,6 +7,7 @@
 #include "ops/backward/sm80_plan.hpp"
 #include "ops/cache/launch.hpp"
 #include "ops/cache/plan.hpp"
+#include "ops/decode/plan.hpp"
 #include "ops/eight_bit/plan.hpp"
 #include "ops/forward/plan.hpp"
 #include "ops/forward/sm80_plan.hpp"
@@ -69,18 +70,25 @@ void plan_eight_bit(gpu::Steps& steps, const CallFacts& facts, const gpu::Kernel
   add_eight_bit(steps, config, choose_quantize_config(facts, steps.recipe));
 }
 
+gpu::KernelConfig choose_config(const CallFacts& facts) {
+  if (facts.family == Family::sm80) {
+    return with_functions(
+        facts.portable.empty() ? choose_sm80_forward_config(facts) : portable_forward_config(facts),
+        facts.problem);
+  }
+  if (facts.decodes) return choose_decode_config(facts);
+  return with_functions(choose_forward_config(facts), facts.problem);
+}
+
 void plan_forward(gpu::Steps& steps, const Problem& asked, const CallFacts& facts,
                   const gpu::KernelConfig* wanted) {
-  const bool sm80 = facts.family == Family::sm80;
   if (facts.dequantizes) add_dequantize(steps, asked, choose_dequantize_config(asked, facts.mask.varlen));
   if (facts.widens_queries) add_widened_queries(steps, asked);
-  const auto config = wanted_or<ForwardConfig>(wanted, [&] {
-    return with_functions(!sm80                    ? choose_forward_config(facts)
-                          : facts.portable.empty() ? choose_sm80_forward_config(facts)
-                                                   : portable_forward_config(facts),
-                          facts.problem);
-  });
-  if (sm80) check_shared(facts.device, forward_shared_bytes(config));
+  const gpu::KernelConfig config = wanted != nullptr ? *wanted : choose_config(facts);
+  if (facts.family == Family::sm80) {
+    check_shared(facts.device,
+                 gpu::visit_forward(config, [](const auto& c) { return forward_shared_bytes(c); }));
+  }
   add_forward(steps, config);
 }
 

@@ -74,9 +74,8 @@ bool add_quantize_launches(gpu::StepList& list, const QuantizeConfig& config, st
   return true;
 }
 
-}  // namespace
-
-void add_forward(Steps& steps, const ForwardConfig& config) {
+template <typename Config>
+void add_forward_of(Steps& steps, const Config& config) {
   steps.config = config;
   const std::int64_t tiles = gpu::forward_tile_count(steps.problem, config.tiling);
   if (tiles == 0) {
@@ -113,6 +112,12 @@ void add_forward(Steps& steps, const ForwardConfig& config) {
                   .config = combine_config(config),
                   .grid = grid_of(work.combine_ctas),
                   .programmatic = true});
+}
+
+}  // namespace
+
+void add_forward(Steps& steps, const gpu::KernelConfig& config) {
+  gpu::visit_forward(config, [&](const auto& c) { add_forward_of(steps, c); });
 }
 
 void add_widened_queries(Steps& steps, const Problem& asked) {

@@ -9,7 +9,8 @@ namespace tandem {
 // Each takes `steps` with the problem that the kernels see, recipe and multiprocessors, and adds the rest. A
 // problem without anything to do has no steps and no workspace.
 
-void add_forward(gpu::Steps& steps, const ForwardConfig& config);
+/// By any of the kernels that gpu::visit_forward knows.
+void add_forward(gpu::Steps& steps, const gpu::KernelConfig& config);
 
 /// Before add_forward: q, of which steps.problem says the dtype that its e4m3 values become, `asked` that
 /// they are e4m3. Where k has a scale by (batch, KV head) as well, steps.problem.q_scale becomes the product.

@@ -9,7 +9,7 @@
 
 #include "gpu/kernels.hpp"
 #include "gpu/param_fields.hpp"
-#include "ops/forward/config.hpp"
+#include "ops/decode/config.hpp"
 #include "plan/unsupported.hpp"
 #include "problem/mixed.hpp"
 

@@ -46,14 +46,14 @@ struct ListedTiles : Tiles {
 namespace tandem {
 
 /// The tiles that a CTA computes, but for lists.
-template <ForwardConfig C>
+template <auto C>
 using RangeTiles = typename Select<
     C.schedule.split, tile::SplitQueryTiles<C.tiling, C.mask, C.keys, C.schedule.invariant, C.pairs>,
     typename Select<C.schedule.invariant,
                     tile::QueryTilesBySplit<C.tiling, C.mask, C.schedule.dynamic, C.keys>,
                     tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic, C.keys>>::type>::type;
 /// The tiles that a CTA computes.
-template <ForwardConfig C>
+template <auto C>
 using ForwardTiles =
     typename Select<C.functions.block_lists, tile::ListedTiles<RangeTiles<C>>, RangeTiles<C>>::type;
 

@@ -169,7 +169,7 @@ struct SplitQueryTiles {
 namespace tandem {
 
 /// What the Config's mask reads.
-template <ForwardConfig C>
+template <auto C>
 using ForwardMaskParams = typename Select<C.mask.by_sequence, ForwardParamsBySequence, ForwardParams>::type;
 
 }  // namespace tandem

@@ -14,6 +14,7 @@
 #include "ops/backward/launch.hpp"
 #include "ops/backward/plan.hpp"
 #include "ops/cache/plan.hpp"
+#include "ops/decode/plan.hpp"
 #include "ops/eight_bit/plan.hpp"
 #include "ops/forward/plan.hpp"
 #include "ops/portable_set.hpp"
@@ -24,7 +25,8 @@ namespace {
 
 TEST(Shipped, HoldsEveryConfigOfTheList) {
   if (shipped_archive().empty()) GTEST_SKIP() << "built without the shipped set (TANDEM_SHIP_KERNELS)";
-  EXPECT_GT(shipped_kernels(), shipped_forward_configs().size() + shipped_backward_configs().size() + 2);
+  EXPECT_GT(shipped_kernels(), shipped_forward_configs().size() + shipped_decode_configs().size() +
+                                   shipped_backward_configs().size() + 2);
   for (const BackwardConfig& config : shipped_backward_configs()) {
     const BackwardConfig rows = backward_rows_config(config);
     EXPECT_TRUE(find_shipped(kernels::backward_preprocess.name(rows)));
@@ -48,14 +50,18 @@ TEST(Shipped, HoldsEveryConfigOfTheList) {
   for (const MergeConfig& config : shipped_merge_configs()) {
     EXPECT_TRUE(find_shipped(kernels::merge.name(config))) << expression_of(config);
   }
-  for (const ForwardConfig& config : shipped_forward_configs()) {
-    const auto kernel = find_shipped(kernel_of(config).name(config));
-    ASSERT_TRUE(kernel) << expression_of(config);
-    EXPECT_EQ(std::string(kernel->image.data() + 1, 3), "ELF");
-    if (config.schedule.split) {
-      EXPECT_TRUE(find_shipped(kernels::combine.name(combine_config(config))));
+  const auto has_all = [](const auto& configs) {
+    for (const auto& config : configs) {
+      const auto kernel = find_shipped(kernel_of(config).name(config));
+      ASSERT_TRUE(kernel) << expression_of(config);
+      EXPECT_EQ(std::string(kernel->image.data() + 1, 3), "ELF");
+      if (config.schedule.split) {
+        EXPECT_TRUE(find_shipped(kernels::combine.name(combine_config(config))));
+      }
     }
-  }
+  };
+  has_all(shipped_forward_configs());
+  has_all(shipped_decode_configs());
 }
 
 TEST(Shipped, HoldsThePortablePart) {
@@ -111,6 +117,16 @@ TEST_P(ShippedForward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
   });
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedForward, ShippedSet::groups_of(shipped_forward_configs().size()));
+
+class ShippedDecode : public ShippedSet {};
+TEST_P(ShippedDecode, HasNoLocalMemory) {
+  each(shipped_decode_configs(), [](const DecodeConfig& config) {
+    ASSERT_EQ(forward_objection(config), "");
+    expect_fast(kernel_of(config).name(config));
+    if (config.schedule.split) expect_fast(kernels::combine.name(combine_config(config)));
+  });
+}
+INSTANTIATE_TEST_SUITE_P(Shipped, ShippedDecode, ShippedSet::groups_of(shipped_decode_configs().size()));
 
 class ShippedEightBit : public ShippedSet {};
 TEST_P(ShippedEightBit, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/decode/plan.hpp"
 #include "ops/forward/launch.hpp"
 #include "ops/forward/plan.hpp"
 #include "problem/effective.hpp"
@@ -62,18 +63,18 @@ TEST(HeadRows, FillTilesOfSixteenRowsToo) {
 TEST(ForwardPlan, SixteenRowsOfAKvHeadAreDecoded) {
   for (const auto& [group, queries] :
        {std::pair<std::int64_t, std::int64_t>{1, 1}, {1, 16}, {4, 4}, {16, 1}}) {
-    const ForwardConfig c = choose_forward_config(CallFacts(grouped(group, queries)));
-    EXPECT_TRUE(c.by_warps()) << group << " x " << queries;
+    const CallFacts facts(grouped(group, queries));
+    EXPECT_TRUE(facts.decodes) << group << " x " << queries;
+    const DecodeConfig c = choose_decode_config(facts);
     EXPECT_EQ(c.tiling.heads_as_rows, group > 1 && queries > 1) << "heads of a single query are its rows";
     EXPECT_EQ(forward_objection(c), "");
     EXPECT_EQ(ctas_per_sm(c), 2);
   }
-  EXPECT_FALSE(choose_forward_config(CallFacts(grouped(4, 5))).by_warps());
-  EXPECT_FALSE(choose_forward_config(CallFacts(grouped(1, 17))).by_warps());
+  EXPECT_FALSE(CallFacts(grouped(4, 5)).decodes);
+  EXPECT_FALSE(CallFacts(grouped(1, 17)).decodes);
   Problem fixed = grouped(4, 1);
   fixed.split_size = 1024;
-  EXPECT_FALSE(choose_forward_config(CallFacts(fixed)).by_warps())
-      << "prefills have the forward kernel's products";
+  EXPECT_FALSE(CallFacts(fixed).decodes) << "prefills have the forward kernel's products";
 }
 
 /// Keys of 8 bits too, in half of the bytes, so that an SM has as many CTAs and more blocks in flight.
@@ -82,10 +83,10 @@ TEST(ForwardPlan, EightBitKeysAreDecoded) {
     for (const std::int64_t head_dim : {40, 128, 192, 256}) {
       Problem p = grouped(4, 1);
       p.head_dim_qk = p.head_dim_v = head_dim;
-      const ForwardConfig wide = choose_forward_config(CallFacts(p));
+      const DecodeConfig wide = choose_decode_config(CallFacts(p));
       p.k.dtype = p.v.dtype = dtype;
-      const ForwardConfig c = choose_forward_config(CallFacts(p));
-      EXPECT_TRUE(c.by_warps() && c.has_byte_keys() && !c.converts());
+      const DecodeConfig c = choose_decode_config(CallFacts(p));
+      EXPECT_TRUE(CallFacts(p).decodes && c.has_byte_keys());
       EXPECT_EQ(c.tiling.head_dim_v % 64, 0);
       EXPECT_EQ(forward_objection(c), "");
       EXPECT_EQ(ctas_per_sm(c), head_dim > 160 ? 1 : 2) << "registers hold an O of 160 columns twice";
@@ -109,23 +110,24 @@ TEST(HeadRows, OfPackedQueriesFollowTheirMean) {
 
 TEST(ForwardPlan, FewQueriesOfGroupedHeadsAreRowsOfOneTile) {
   const std::int32_t lengths[2] = {};
-  for (const std::int64_t queries : {2, 4, 16}) {
+  const auto expect_rows = [&](std::int64_t queries, auto choose) {
     Problem p = grouped(4, queries);
     p.window_right = 0;
     p.seqused_k.data = lengths;
-    const ForwardConfig c = choose_forward_config(CallFacts(p));
+    const auto c = choose(CallFacts(p));
     EXPECT_TRUE(c.tiling.heads_as_rows && c.schedule.split && c.mask.causal);
     EXPECT_EQ(gpu::forward_tile_count(p, c.tiling), 2 * 8);
     p.window_right = -1;
-    EXPECT_EQ(choose_forward_config(CallFacts(p)), c) << "one kernel serves both masks";
+    EXPECT_EQ(choose(CallFacts(p)), c) << "one kernel serves both masks";
     p.batch = 600;
-    EXPECT_FALSE(choose_forward_config(CallFacts(p)).schedule.split)
-        << "4800 tiles keep all multiprocessors busy";
-    EXPECT_TRUE(choose_forward_config(CallFacts(p)).tiling.heads_as_rows);
+    EXPECT_FALSE(choose(CallFacts(p)).schedule.split) << "4800 tiles keep all multiprocessors busy";
+    EXPECT_TRUE(choose(CallFacts(p)).tiling.heads_as_rows);
     p.split_size = 1024;
     EXPECT_TRUE(choose_forward_config(CallFacts(p)).tiling.heads_as_rows);
-  }
-  EXPECT_FALSE(choose_forward_config(CallFacts(grouped(1, 4))).tiling.heads_as_rows);
+  };
+  for (const std::int64_t queries : {2, 4}) expect_rows(queries, choose_decode_config);
+  expect_rows(16, choose_forward_config);
+  EXPECT_FALSE(choose_decode_config(CallFacts(grouped(1, 4))).tiling.heads_as_rows);
   EXPECT_FALSE(choose_forward_config(CallFacts(grouped(4, 100))).tiling.heads_as_rows);
 }
 
@@ -138,17 +140,17 @@ TEST(ForwardPlan, KeysAreSharedWhereTheGpuHasMoreMultiprocessors) {
   p.batch = 60;  // 480 tiles: fewer than four for each of 132 multiprocessors, but not of 114
   p.seqused_k.data = lengths;
   EXPECT_TRUE(CallFacts(p).shares_keys);
-  EXPECT_TRUE(choose_forward_config(CallFacts(p)).schedule.split);
+  EXPECT_TRUE(choose_decode_config(CallFacts(p)).schedule.split);
   const CallFacts pcie(p, {.multiprocessors = 114});
   EXPECT_FALSE(pcie.shares_keys);
-  EXPECT_FALSE(choose_forward_config(pcie).schedule.split);
+  EXPECT_FALSE(choose_decode_config(pcie).schedule.split);
   p.split_size = 1024;
   EXPECT_TRUE(CallFacts(p).shares_keys);
   EXPECT_FALSE(CallFacts(p, {.multiprocessors = 114}).shares_keys);
 }
 
 TEST(ForwardPlan, StepsOfGroupedHeadsAreShipped) {
-  const std::vector<ForwardConfig> configs = shipped_forward_configs();
+  const std::vector<DecodeConfig> configs = shipped_decode_configs();
   const std::int32_t lengths[2] = {};
   for (const std::int64_t batch : {2, 600}) {
     for (const bool pages : {false, true}) {
@@ -160,7 +162,7 @@ TEST(ForwardPlan, StepsOfGroupedHeadsAreShipped) {
         p.k.dtype = p.v.dtype = dtype;
         p.cache_batch = pages ? 9 : 0;
         if (pages) p.pages = {.table = lengths, .count = 9, .page_size = 16};
-        const ForwardConfig c = choose_forward_config(CallFacts(p));
+        const DecodeConfig c = choose_decode_config(CallFacts(p));
         EXPECT_TRUE(c.tiling.heads_as_rows);
         EXPECT_EQ(c.key_type, dtype == DType::e4m3 ? OperandType::e4m3 : OperandType::input);
         EXPECT_NE(std::find(configs.begin(), configs.end(), c), configs.end());
@@ -171,7 +173,7 @@ TEST(ForwardPlan, StepsOfGroupedHeadsAreShipped) {
 
 TEST(ForwardExplain, SaysWhichHeadsAreRows) {
   const CallFacts facts(grouped(4, 4));
-  const std::vector<std::string> lines = explain_forward(facts, choose_forward_config(facts));
+  const std::vector<std::string> lines = explain_forward(facts, choose_decode_config(facts));
   EXPECT_NE(lines.at(1).find("tile 4 queries of 4 heads that share keys x 64 keys"), std::string::npos)
       << lines.at(1);
 }

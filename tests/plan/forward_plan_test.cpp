@@ -1,4 +1,5 @@
 // Every Config that the heuristics can pick is one that can exist.
+#include "ops/decode/plan.hpp"
 #include "ops/forward/plan.hpp"
 
 #include <gtest/gtest.h>
@@ -227,24 +228,23 @@ TEST(ForwardLegality, NamesTheRuleOfEightBitKeysThatIsBroken) {
   EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.block_n = 80; }), "whole 32 rows"));
   EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.transform = ScoreTransform::raw; }), "scaled scores"));
   const auto decoding = [&](auto change) {
-    return objection([&](ForwardConfig& c) {
-      c.tiling.block_m = decode_rows;
-      c.tiling.block_n = 64;
-      c.schedule.pingpong = false;
-      c.mask.varlen = true;
-      change(c);
-    });
+    DecodeConfig c{.key_type = OperandType::e4m3};
+    c.stages = 1;
+    c.transform = ScoreTransform::scaled;
+    change(c);
+    return forward_objection(c);
   };
-  EXPECT_EQ(decoding([](ForwardConfig&) {}), "");
-  EXPECT_EQ(decoding([](ForwardConfig& c) { c.tiling.block_n = 128; }), "");
-  EXPECT_EQ(decoding([](ForwardConfig& c) { c.row_scales = true; }), "");
-  EXPECT_TRUE(has(decoding([](ForwardConfig& c) {
+  EXPECT_EQ(decoding([](DecodeConfig&) {}), "");
+  EXPECT_EQ(decoding([](DecodeConfig& c) { c.tiling.block_n = 128; }), "");
+  EXPECT_EQ(decoding([](DecodeConfig& c) { c.row_scales = true; }), "");
+  EXPECT_TRUE(has(decoding([](DecodeConfig& c) {
                     c.tiling.block_n = 128;
                     c.row_scales = true;
                   }),
                   "blocks of 64 keys"));
-  EXPECT_TRUE(has(decoding([](ForwardConfig& c) { c.tiling.head_dim_v = 96; }), "multiples of 64"));
-  EXPECT_TRUE(has(decoding([](ForwardConfig& c) { c.transform = ScoreTransform::raw; }), "scaled scores"));
+  EXPECT_TRUE(has(decoding([](DecodeConfig& c) { c.tiling.block_m = 64; }), "block_m 64 is not 16"));
+  EXPECT_TRUE(has(decoding([](DecodeConfig& c) { c.tiling.head_dim_v = 96; }), "multiples of 64"));
+  EXPECT_TRUE(has(decoding([](DecodeConfig& c) { c.transform = ScoreTransform::raw; }), "scaled scores"));
 }
 
 TEST(ForwardLegality, SharedMemoryIsWhatTheTilesTake) {

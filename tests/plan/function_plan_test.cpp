@@ -190,8 +190,8 @@ TEST(FunctionPlan, GradientsOfCapturedTensorsHaveNoFixedOrder) {
 }
 
 TEST(FunctionPlan, OneQueryTakesTheForwardKernel) {
-  EXPECT_TRUE(choose_forward_config(CallFacts(problem(nullptr, nullptr, 1))).by_warps());
-  EXPECT_FALSE(forward_of(problem(nullptr, &causal, 1)).by_warps());
+  EXPECT_TRUE(CallFacts(problem(nullptr, nullptr, 1)).decodes);
+  EXPECT_FALSE(CallFacts(problem(nullptr, &causal, 1)).decodes);
 }
 
 /// Light functions leave the backward pass as many registers as none; others at 64 dimensions enough to take

@@ -105,7 +105,7 @@ TEST(Steps, EightBitKeysOfFewQueriesAreReadInPlace) {
   args.v_scale = ConstTensor(scales, DType::f32, {2, 2}, cuda);
   const gpu::Steps steps = steps_of(args);
   ASSERT_EQ(kernels_of(steps), (Kernels{"decode", "combine"}));
-  const auto& config = std::get<ForwardConfig>(steps.config);
+  const auto& config = std::get<DecodeConfig>(steps.config);
   EXPECT_EQ(config.key_type, OperandType::e4m3);
   EXPECT_EQ(config.transform, ScoreTransform::scaled);
   EXPECT_EQ(steps.maps[gpu::index_of(gpu::Loaded::k)]->spec.element_bytes, 1);
@@ -131,7 +131,7 @@ TEST(Steps, ScalesByRowAreReadInPlace) {
     args.v_scale = ConstTensor(scales, DType::f32, {2, 2, 8192}, cuda);
     const gpu::Steps steps = steps_of(args);
     ASSERT_EQ(kernels_of(steps), (Kernels{"decode", "combine"}));
-    EXPECT_TRUE(std::get<ForwardConfig>(steps.config).row_scales);
+    EXPECT_TRUE(std::get<DecodeConfig>(steps.config).row_scales);
     std::vector<char> workspace(steps.workspace.bytes());
     gpu::StepParams params(steps, workspace.data(), count);
     const auto* forward =
@@ -161,7 +161,7 @@ TEST(Steps, QueriesOfEightBitsAreWidened) {
     const gpu::Steps steps = steps_of(args);
     ASSERT_EQ(kernels_of(steps), (Kernels{"pack", "decode", "combine"}));
     EXPECT_TRUE(std::get<PackConfig>(steps.list.all()[0].config).widens);
-    EXPECT_EQ(std::get<ForwardConfig>(steps.config).key_type, OperandType::e4m3);
+    EXPECT_EQ(std::get<DecodeConfig>(steps.config).key_type, OperandType::e4m3);
     std::vector<char> workspace(steps.workspace.bytes());
     gpu::StepParams params(steps, workspace.data(), count);
     const auto widen = *static_cast<const WidenParams*>(params.of(steps.list.all()[0]));

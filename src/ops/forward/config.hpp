@@ -34,21 +34,12 @@ struct ForwardSchedule {
 constexpr int converted_stages = 2;
 constexpr int converting_warps = 4;
 
-/// The kernel `decode`: rows of a tile, warps that share the keys of a block, and what they exchange at a
-/// tile's end: O of some columns, rows being so many floats apart that four of them lie in different banks,
-/// and each row's reference and sum. More columns would leave no room for a second CTA.
-constexpr int decode_rows = 16;
-constexpr int decode_warps = 4;
-constexpr int decode_columns = 16;
-constexpr int decode_row_floats = 24;
-constexpr int decode_exchange_bytes = decode_warps * decode_rows * (decode_row_floats + 2) * 4;
-
 /// The warpgroups of the kernel `forward_wide` that share the columns of O, beside one that scores.
 constexpr int wide_parts = 2;
 
-/// Everything that specialises the forward kernel of either family, with tiles of 16 rows the kernel
-/// `decode`, or the kernel `forward_wide`. Of the family sm80 no fields but `stages` count of how tiles are
-/// loaded and scheduled: each CTA has one Q, all of its warps load, and all compute.
+/// Everything that specialises the forward kernel of either family, or the kernel `forward_wide`. Of the
+/// family sm80 no fields but `stages` count of how tiles are loaded and scheduled: each CTA has one Q, all of
+/// its warps load, and all compute.
 struct ForwardConfig {
   Tiling tiling{};   ///< head dimensions: multiples of 32; block_n: a multiple of 16
   int stages = 2;    ///< K tiles, and V tiles, in flight
@@ -58,9 +49,8 @@ struct ForwardConfig {
   ScoreTransform transform = ScoreTransform::raw;
   ForwardSchedule schedule{};
   Family family = Family::sm90;
-  /// The type of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory, in
-  /// `decode` in registers; their scales, by (batch, KV head), are factors of the scores and of O
-  /// (WithKeyScales<Params>).
+  /// The type of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory;
+  /// their scales, by (batch, KV head), are factors of the scores and of O (WithKeyScales<Params>).
   OperandType key_type = OperandType::input;
   /// K and V have 8 bits: a scale for each key and KV head. K's are factors of the columns of S, V's of its
   /// rows, as these become 16-bit ones (WithRowScales<Params>).
@@ -73,8 +63,6 @@ struct ForwardConfig {
   Functions functions{};  ///< with them every block moves its rows' maxima (WithFunctions<Params>)
 
   constexpr bool operator==(const ForwardConfig&) const = default;
-  /// Whether the kernel `decode` serves it: tiles of 16 rows, by warps in place of warpgroups.
-  [[nodiscard]] constexpr bool by_warps() const { return tiling.block_m == decode_rows; }
   [[nodiscard]] constexpr bool of_sm80() const { return family == Family::sm80; }
   /// sm80: units of 64 rows that four warps compute, 16 rows each. With two of them what ldmatrix reads of K
   /// and V serves twice as many products; from a head_dim_v of 129 on registers hold the output of one.
@@ -89,13 +77,11 @@ struct ForwardConfig {
   }
   /// K and V have 8 bits in memory.
   [[nodiscard]] constexpr bool has_byte_keys() const { return key_type != OperandType::input; }
-  /// They are converted in shared memory. `decode` does it in registers.
-  [[nodiscard]] constexpr bool converts() const { return has_byte_keys() && !by_warps(); }
-  /// Bytes of an element of the tiles of K and V that products read.
-  [[nodiscard]] constexpr int key_bytes() const { return has_byte_keys() && by_warps() ? 1 : 2; }
+  /// They are converted in shared memory.
+  [[nodiscard]] constexpr bool converts() const { return has_byte_keys(); }
   /// Tiles of K, and of V, that products read.
   [[nodiscard]] constexpr int tile_stages() const { return converts() ? converted_stages : stages; }
-  [[nodiscard]] constexpr int consumers() const { return by_warps() ? 1 : tiling.block_m / 64; }
+  [[nodiscard]] constexpr int consumers() const { return tiling.block_m / 64; }
   /// CTAs of a cluster, which have one share of the line of key blocks (tile/split.cuh).
   [[nodiscard]] constexpr int cluster() const { return pairs ? 2 : 1; }
   /// Warps that read each tile of K, and of V.
@@ -103,7 +89,6 @@ struct ForwardConfig {
   [[nodiscard]] constexpr int warps_of_v() const { return 4 * (wide ? wide_parts : consumers()); }
   [[nodiscard]] constexpr int threads() const {
     if (of_sm80()) return 128 * consumers() / units_a_warp();
-    if (by_warps()) return 32 * (decode_warps + 1);
     if (wide) return 128 * (wide_parts + 2);
     return 128 * (consumers() + (schedule.specialised ? 1 : 0) + (converts() ? 1 : 0));
   }
@@ -111,7 +96,7 @@ struct ForwardConfig {
     if (of_sm80()) return {.producer = 0, .consumer = 255};
     if (converts()) return split_registers_with_converter(consumers());
     if (wide) return {.producer = 56, .consumer = 176, .scorer = 104};
-    if (schedule.specialised && !by_warps()) return split_registers(consumers());
+    if (schedule.specialised) return split_registers(consumers());
     const int each = registers_at_launch(threads());
     return {.producer = each, .consumer = each};
   }
@@ -133,31 +118,34 @@ constexpr int loaded_key_groups(const ForwardConfig& c) {
   return c.v_in_k ? key_groups(c) : 1;
 }
 
-/// Dynamic shared memory of the forward kernel: the tiles of Q, K and V, those of 8 bits that are converted,
-/// their pairs of 8-byte barriers, and a ring of two tile numbers.
-constexpr int forward_shared_bytes(const ForwardConfig& c) {
+/// Dynamic shared memory of what ForwardLoader fills: the tiles of Q, K and V, those of 8 bits that are
+/// converted, their pairs of 8-byte barriers, `key_rings` of K's, and a ring of two tile numbers.
+constexpr int loaded_shared_bytes(const auto& c, int key_rings = 1) {
   const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
   const int kv_elements = c.tiling.block_n * (c.tiling.head_dim_qk + (c.v_in_k ? 0 : c.tiling.head_dim_v));
-  const int kv_tiles = c.tile_stages() * kv_elements * c.key_bytes();
-  // The family sm80 has no barriers, and a description of the tile.
-  if (c.of_sm80()) return q_tiles / c.q_stages + kv_tiles + 1024;
+  const int kv_tiles = c.tile_stages() * kv_elements * (c.has_byte_keys() && !c.converts() ? 1 : 2);
   const int byte_tiles = c.converts() ? c.stages * kv_elements : 0;
   const int key_scales = c.row_scales && c.converts() ? converted_stages * c.tiling.block_n * 4 : 0;
-  const int rings = (loaded_key_groups(c) + 1) * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
+  const int rings = (key_rings + 1) * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
   const int barriers = 16 * (rings + c.q_stages * c.consumers());
-  const int tiles = (q_tiles + kv_tiles + byte_tiles + barriers + key_scales + 40 + 1023) / 1024 * 1024;
-  if (c.wide)
-    return tiles + (c.tiling.block_m * c.tiling.block_n * 2 + 3 * 64 * 4 + 256 + 1023) / 1024 * 1024;
-  return c.by_warps() ? tiles + (decode_exchange_bytes + 1023) / 1024 * 1024 : tiles;
+  return (q_tiles + kv_tiles + byte_tiles + barriers + key_scales + 40 + 1023) / 1024 * 1024;
 }
 
-/// CTAs of the kernel that an SM holds: 227 KB of shared memory are theirs, of which the system takes 1 KB
-/// each. Two of `decode` have 168 registers a thread, which hold an O of 160 columns. Of the family sm80 as
-/// many as its registers hold: other SMs have less shared memory.
+/// Dynamic shared memory of the kernel.
+constexpr int forward_shared_bytes(const ForwardConfig& c) {
+  if (c.of_sm80()) {  // no barriers, and a description of the tile
+    const int kv_columns = c.tiling.head_dim_qk + c.tiling.head_dim_v;
+    return 2 * (c.tiling.block_m * c.tiling.head_dim_qk + c.stages * c.tiling.block_n * kv_columns) + 1024;
+  }
+  const int tiles = loaded_shared_bytes(c, loaded_key_groups(c));
+  if (!c.wide) return tiles;
+  return tiles + (c.tiling.block_m * c.tiling.block_n * 2 + 3 * 64 * 4 + 256 + 1023) / 1024 * 1024;
+}
+
+/// CTAs of the kernel that an SM holds. Of the family sm80 as many as its registers hold: other SMs have less
+/// shared memory.
 constexpr int ctas_per_sm(const ForwardConfig& c) {
-  if (c.of_sm80()) return c.threads() <= 128 ? 2 : 1;
-  return c.by_warps() && c.tiling.head_dim_v <= 160 && 2 * (forward_shared_bytes(c) + 1024) <= 228 * 1024 ? 2
-                                                                                                          : 1;
+  return c.of_sm80() && c.threads() <= 128 ? 2 : 1;
 }
 
 /// Warps of a CTA of the kernel `combine`, and rows that it merges with a fixed split size, a warp each.
@@ -223,8 +211,8 @@ constexpr long long merged_numbers(const Tiling& t, int column_parts = 1) {
   return static_cast<long long>(t.block_m) * (t.head_dim_v + 8 * column_parts);
 }
 
-/// What the kernel `combine` needs of a forward Config.
-constexpr ForwardConfig combine_config(const ForwardConfig& c) {
+/// What the kernel `combine` needs of the Config of a kernel with splits.
+constexpr ForwardConfig combine_config(const auto& c) {
   ForwardConfig combine;
   combine.tiling = c.tiling;
   combine.tiling.head_dim_qk = c.tiling.head_dim_v;

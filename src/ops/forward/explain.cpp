@@ -2,14 +2,14 @@
 #include <fmt/format.h>
 
 #include "config/fields.hpp"
+#include "ops/decode/plan.hpp"
+#include "ops/forward/launch.hpp"
 #include "ops/forward/plan.hpp"
 #include "ops/forward/sm80_plan.hpp"
 
 namespace tandem {
 namespace {
 
-constexpr const char* decoding = "16 rows hold all queries that share keys: reading these bounds the call";
-constexpr const char* moves_maxima = "every block moves its rows' maxima";
 constexpr const char* keeps_maxima = "unmasked blocks keep their rows' maxima, and are checked";
 constexpr const char* few_rows = "few queries a sequence, and too many tiles, or too few keys, to share them";
 constexpr const char* converted_tiles =
@@ -31,23 +31,12 @@ std::string words_of_rows(const Problem& p, const Tiling& tiling) {
                      rows.heads);
 }
 
-std::vector<std::string> explain_forward(const CallFacts& facts, const ForwardConfig& c) {
-  if (c.of_sm80()) return explain_sm80_forward(facts, c);
+template <typename Config>
+std::vector<std::string> explain_tiles(const CallFacts& facts, const Config& c, const char* why,
+                                       const char* maxima) {
   const Problem& problem = facts.problem;
-  const char* const why = c.wide                   ? (c.v_in_k ? one_tile : halves)
-                          : c.by_warps()           ? (c.schedule.split ? shared_keys : decoding)
-                          : c.schedule.invariant   ? (c.schedule.split ? fixed_parts : fixed_tiles)
-                          : c.schedule.split       ? shared_keys
-                          : c.tiling.heads_as_rows ? few_rows
-                          : c.converts()           ? converted_tiles
-                                                   : forward_tile(facts, c).why;
-  const char* const maxima =
-      c.schedule.invariant || c.by_warps() || c.wide || c.functions.given() ? moves_maxima : keeps_maxima;
   std::vector<std::string> lines = {
-      fmt::format("kernel {}: {}, head_dim {} padded to {}, head_dim_v {} to {}",
-                  c.by_warps() ? "decode"
-                  : c.wide     ? "forward_wide"
-                               : "forward",
+      fmt::format("kernel {}: {}, head_dim {} padded to {}, head_dim_v {} to {}", gpu::kernel_of(c).entry,
                   name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
                   c.tiling.head_dim_v),
       fmt::format("tile {} x {} keys, {} stages, ping-pong {}: {}", words_of_rows(problem, c.tiling),
@@ -57,14 +46,6 @@ std::vector<std::string> explain_forward(const CallFacts& facts, const ForwardCo
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
                   forward_register_limit(c)),
   };
-  if (c.wide && (c.schedule.split || c.schedule.invariant)) {
-    lines.emplace_back(!c.schedule.invariant ? shared_keys : c.schedule.split ? fixed_parts : fixed_tiles);
-  }
-  if (c.pairs) {
-    lines.emplace_back(
-        "two tiles of heads that share keys have a cluster of two CTAs, each of which loads half of the keys "
-        "for both");
-  }
   if (c.has_byte_keys()) {
     lines.push_back(
         fmt::format("k and v are read in {} and become {} in {}; scales are factors of the scores and of {}",
@@ -76,6 +57,29 @@ std::vector<std::string> explain_forward(const CallFacts& facts, const ForwardCo
     lines.emplace_back(
         "keys are loaded a row of a page at a time, behind leftpad_k: pages that begin with a key "
         "are loaded in larger boxes");
+  }
+  return lines;
+}
+template std::vector<std::string> explain_tiles(const CallFacts& facts, const DecodeConfig& config,
+                                                const char* why, const char* maxima);
+
+std::vector<std::string> explain_forward(const CallFacts& facts, const ForwardConfig& c) {
+  if (c.of_sm80()) return explain_sm80_forward(facts, c);
+  const char* const why = c.wide                   ? (c.v_in_k ? one_tile : halves)
+                          : c.schedule.invariant   ? (c.schedule.split ? fixed_parts : fixed_tiles)
+                          : c.schedule.split       ? shared_keys
+                          : c.tiling.heads_as_rows ? few_rows
+                          : c.converts()           ? converted_tiles
+                                                   : forward_tile(facts, c).why;
+  const bool moves = c.schedule.invariant || c.wide || c.functions.given();
+  std::vector<std::string> lines = explain_tiles(facts, c, why, moves ? moves_maxima : keeps_maxima);
+  if (c.wide && (c.schedule.split || c.schedule.invariant)) {
+    lines.emplace_back(!c.schedule.invariant ? shared_keys : c.schedule.split ? fixed_parts : fixed_tiles);
+  }
+  if (c.pairs) {
+    lines.emplace_back(
+        "two tiles of heads that share keys have a cluster of two CTAs, each of which loads half of the keys "
+        "for both");
   }
   return lines;
 }

@@ -180,8 +180,17 @@ int levels_of(std::int64_t splits) {
   return levels;
 }
 
+/// Warpgroups that share the columns of O.
+int column_parts_of(const ForwardConfig& config) {
+  return config.wide ? wide_parts : 1;
+}
+int column_parts_of(const DecodeConfig& /*config*/) {
+  return 1;
+}
+
 /// CTAs, or clusters, that the device holds at once, where they share keys no more than `combine` can merge.
-std::int64_t most_ctas(const ForwardConfig& config, int multiprocessors) {
+template <typename Config>
+std::int64_t most_ctas(const Config& config, int multiprocessors) {
   const std::int64_t most =
       std::max<std::int64_t>(1, std::int64_t{multiprocessors} * ctas_per_sm(config) / config.cluster());
   const bool merged = config.schedule.split && !config.schedule.invariant;
@@ -197,11 +206,9 @@ struct Sharing {
   std::int64_t least;  ///< blocks of a share
 
   Sharing(const ForwardConfig& config, int multiprocessors)
-      : most(most_ctas(config, multiprocessors)),
-        few(config.by_warps() ? multiprocessors : most),
-        least(config.by_warps() ? 2
-              : config.wide     ? 4
-                                : 1) {}
+      : most(most_ctas(config, multiprocessors)), few(most), least(config.wide ? 4 : 1) {}
+  Sharing(const DecodeConfig& config, int multiprocessors)
+      : most(most_ctas(config, multiprocessors)), few(multiprocessors), least(2) {}
 
   /// Those of a line of `blocks` at most.
   [[nodiscard]] int ctas(std::int64_t blocks) const {
@@ -212,19 +219,20 @@ struct Sharing {
 
 }  // namespace
 
-WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int multiprocessors) {
+template <typename Config>
+WorkDivision divide_work(const Problem& p, const Config& config, int multiprocessors) {
   const Tiling& tiling = config.tiling;
   const std::int64_t tiles = forward_tile_count(p, tiling);
   const std::int64_t most = most_ctas(config, multiprocessors);
   const auto ctas_of = [&](std::int64_t items) { return static_cast<int>(std::min(items, most)); };
   WorkDivision d{.ctas = ctas_of(tiles), .most_ctas = as_int(most), .few_ctas = as_int(most)};
   // The GPU deals CTAs of a tile each, and begins one where another ends.
-  if (config.of_sm80()) d.ctas = static_cast<int>(std::min<std::int64_t>(tiles, INT_MAX));
+  if (config.family == Family::sm80) d.ctas = static_cast<int>(std::min<std::int64_t>(tiles, INT_MAX));
   if (config.schedule.invariant) {
     constexpr std::int64_t largest = std::int64_t{1} << 30;  // positions are 32-bit numbers
     const std::int64_t split_size = std::min(p.split_size, largest);
     d.split_blocks = as_int(split_size / tiling.block_n);
-    const int column_parts = config.wide ? wide_parts : 1;
+    const int column_parts = column_parts_of(config);
     if (!config.schedule.split) {
       d.ctas = ctas_of(tiles);  // each has room for what it has merged
       d.part_outputs =
@@ -271,17 +279,21 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
   d.few_ctas = std::min(d.few_ctas, d.most_ctas);
   return d;
 }
+template WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int multiprocessors);
+template WorkDivision divide_work(const Problem& p, const DecodeConfig& config, int multiprocessors);
 
 std::int64_t forward_tile_count(const Problem& p, const Tiling& tiling) {
   const TileRows rows(p, tiling);
   return rows.heads * tiles_of(p.rows_q, rows.queries, p.batch, p.packed_q);
 }
 
-// `combine` and `list_blocks` read what lies before additions.
-void fill_forward(StepParams& call, const Step& /*step*/) {
+namespace {
+
+template <typename Config>
+void fill_as(const Config& config, StepParams& call) {
   const Problem& p = call.problem();
   const Steps& steps = call.steps();
-  const auto& config = std::get<ForwardConfig>(steps.config);
+  const bool sm80 = config.family == Family::sm80;
   SplitParts parts;
   if (config.schedule.split || config.schedule.invariant) {
     parts = {.out = call.at<float>(Region::part_out),
@@ -289,8 +301,8 @@ void fill_forward(StepParams& call, const Step& /*step*/) {
              .division = steps.work};
   }
   const ForwardParams params =
-      make_forward_params(p, config.tiling, call.maps(), config.of_sm80() ? &no_tensor_map : call.encode(),
-                          steps.multiprocessors, config.of_sm80() ? nullptr : call.tile_counter(), parts);
+      make_forward_params(p, config.tiling, call.maps(), sm80 ? &no_tensor_map : call.encode(),
+                          steps.multiprocessors, sm80 ? nullptr : call.tile_counter(), parts);
   const auto fill = [&](const auto& all) { call.fill([&] { return all; }); };
   if (!config.functions.given()) return with_params_of(config, p, params, nullptr, fill);
   const FunctionParams functions =
@@ -298,9 +310,18 @@ void fill_forward(StepParams& call, const Step& /*step*/) {
   with_params_of(config, p, params, &functions, fill);
 }
 
+}  // namespace
+
+// `combine` and `list_blocks` read what lies before additions.
+void fill_forward(StepParams& call, const Step& /*step*/) {
+  visit_forward(call.steps().config, [&](const auto& config) { fill_as(config, call); });
+}
+
 BlockShape forward_block(const KernelConfig& config) {
-  const auto& c = std::get<ForwardConfig>(config);
-  return {.threads = c.threads(), .shared_bytes = forward_shared_bytes(c), .cluster = c.cluster()};
+  return visit_forward(config, [](const auto& c) {
+    return BlockShape{
+        .threads = c.threads(), .shared_bytes = forward_shared_bytes(c), .cluster = c.cluster()};
+  });
 }
 BlockShape combine_block(const KernelConfig& config) {
   return {.threads = 32 * combine_rows,

@@ -23,7 +23,8 @@ TensorMapSpec forward_tensor_map(const Problem& problem, const Tiling& tiling, L
 LoadedMaps forward_maps(const Problem& problem, const Tiling& tiling);
 
 /// How a forward launch divides its work.
-WorkDivision divide_work(const Problem& problem, const ForwardConfig& config, int multiprocessors);
+template <typename Config>
+WorkDivision divide_work(const Problem& problem, const Config& config, int multiprocessors);
 
 /// Where the partial results of splits go.
 struct SplitParts {
@@ -49,12 +50,12 @@ TensorMap no_tensor_map(const TensorMapSpec& spec);
 
 /// Calls f(params) with what a kernel of this Config is launched with: `params` and what its mask, its keys,
 /// its family and `functions`, null where it has none, add.
-template <typename F>
-auto with_params_of(const ForwardConfig& config, const Problem& p, const ForwardParams& params,
+template <typename Config, typename F>
+auto with_params_of(const Config& config, const Problem& p, const ForwardParams& params,
                     const FunctionParams* functions, F&& f) {
   if (functions != nullptr) {  // with 16-bit keys and one mask for all sequences alone
     const WithFunctions<ForwardParams> all{params, *functions};
-    if (!config.of_sm80()) return f(all);
+    if (config.family != Family::sm80) return f(all);
     return f(WithValueAddress<WithFunctions<ForwardParams>>{all, p.v.data, strides_of(p.v)});
   }
   const auto with_mask = [&](const auto& all) {
@@ -65,7 +66,7 @@ auto with_params_of(const ForwardConfig& config, const Problem& p, const Forward
       return f(WithRowScales<std::remove_cvref_t<decltype(scaled)>>{scaled, row_scales_of(p.k_scale),
                                                                     row_scales_of(p.v_scale)});
     }
-    if (config.of_sm80()) {
+    if (config.family == Family::sm80) {
       return f(WithValueAddress<std::remove_cvref_t<decltype(all)>>{all, p.v.data, strides_of(p.v)});
     }
     return f(all);
@@ -116,7 +117,10 @@ inline constexpr KernelSpec list_blocks{.header = "ops/functions/common/block_li
 /// The main kernel of the forward pass.
 inline const KernelSpec& kernel_of(const ForwardConfig& config) {
   if (config.of_sm80()) return kernels::sm80_forward;
-  return config.by_warps() ? kernels::decode : config.wide ? kernels::forward_wide : kernels::forward;
+  return config.wide ? kernels::forward_wide : kernels::forward;
+}
+inline const KernelSpec& kernel_of(const DecodeConfig& /*config*/) {
+  return kernels::decode;
 }
 
 }  // namespace tandem::gpu

@@ -1,8 +1,7 @@
 // Which Configs of the forward kernel can exist.
 #include <fmt/format.h>
 
-#include <algorithm>
-
+#include "ops/decode/plan.hpp"
 #include "ops/forward/plan.hpp"
 #include "ops/forward/sm80_plan.hpp"
 
@@ -11,13 +10,10 @@ namespace tandem {
 int forward_registers(const ForwardConfig& c) {
   // Other warpgroups have the scores.
   if (c.wide) return c.tiling.head_dim_v / wide_parts / 2 + forward_other_registers;
-  const int scores = c.by_warps() ? c.tiling.block_n / decode_warps : c.tiling.block_n;
-  const int queries = c.by_warps() ? c.tiling.head_dim_qk / 4 : 0;
-  return c.tiling.head_dim_v / 2 + scores / 2 + scores / 4 + queries + forward_other_registers;
+  return c.tiling.head_dim_v / 2 + c.tiling.block_n / 2 + c.tiling.block_n / 4 + forward_other_registers;
 }
 
 int forward_register_limit(const ForwardConfig& c) {
-  if (c.by_warps()) return std::min(255, 65536 / c.threads() / ctas_per_sm(c) / 8 * 8);
   return c.registers().consumer;
 }
 
@@ -47,39 +43,30 @@ std::string wide_objection(const ForwardConfig& c) {
   return {};
 }
 
+bool is_wide(const ForwardConfig& c) {
+  return c.wide;
+}
+bool is_wide(const DecodeConfig& /*c*/) {
+  return false;
+}
+
 }  // namespace
 
-std::string forward_objection(const ForwardConfig& c) {
-  if (c.of_sm80()) return sm80_forward_objection(c, hopper_shared_bytes_per_sm);
-  if (std::string objection = wide_objection(c); !objection.empty()) return objection;
+template <typename Config>
+std::string tiles_objection(const Config& c) {
   for (const int head_dim : {c.tiling.head_dim_qk, c.tiling.head_dim_v}) {
-    if (!c.wide && (head_dim < 32 || head_dim > 256 || head_dim % 32 != 0)) {
+    if (!is_wide(c) && (head_dim < 32 || head_dim > 256 || head_dim % 32 != 0)) {
       return fmt::format("head_dim {} is not a multiple of 32 from 32 to 256", head_dim);
     }
-  }
-  if (!c.by_warps() && (c.tiling.block_m < 64 || c.tiling.block_m > 192 || c.tiling.block_m % 64 != 0)) {
-    return fmt::format("block_m {} is not 64, 128 or 192: one to three warpgroups of 64 rows; or 16",
-                       c.tiling.block_m);
   }
   if (c.tiling.block_n < 16 || c.tiling.block_n > 256 || c.tiling.block_n % 16 != 0) {
     return fmt::format("block_n {} is not a multiple of 16 from 16 to 256, as WGMMA takes", c.tiling.block_n);
   }
   if (c.stages < 1) return fmt::format("stages {} is less than 1", c.stages);
   if (c.q_stages < 1) return fmt::format("q_stages {} is less than 1", c.q_stages);
-  if (c.schedule.dynamic && !c.schedule.specialised)
-    return "dynamic takes a producer warp, which takes the tiles from the counter";
   if (c.schedule.split && !c.mask.varlen) return "split takes varlen, whose walk knows the lengths";
   if (c.mask.by_sequence && !c.mask.causal) return "a mask by sequence takes causal, for those that are";
   if (c.keys != KeySource::rows && !c.mask.varlen) return "keys of a cache take varlen, which reads lengths";
-  if (c.by_warps()) {
-    if (c.tiling.block_n % (16 * decode_warps) != 0)
-      return fmt::format("block_n {} is not a multiple of {}: each of {} warps takes 16 keys at a time",
-                         c.tiling.block_n, 16 * decode_warps, decode_warps);
-    if (!c.schedule.specialised || c.schedule.dynamic || c.schedule.invariant)
-      return "a tile of 16 rows takes a producer warp, the static scheduler and no split size";
-    if (c.row_scales && c.tiling.block_n > 16 * decode_warps)
-      return "scales by row take blocks of 64 keys in decode, half as many a warp as it has lanes";
-  }
   if (c.row_scales && !c.has_byte_keys()) return "scales by row are of 8-bit keys";
   if (c.has_byte_keys()) {
     if (c.tiling.head_dim_qk % 64 != 0 || c.tiling.head_dim_v % 64 != 0)
@@ -87,6 +74,27 @@ std::string forward_objection(const ForwardConfig& c) {
     if (c.transform == ScoreTransform::raw)
       return "8-bit keys take scaled scores: the sign of their scale is unknown";
   }
+  constexpr int room = hopper_shared_bytes_per_sm - reserved_shared_bytes;
+  if (forward_shared_bytes(c) > room) {
+    return fmt::format("needs {} bytes of shared memory, a CTA has {}", forward_shared_bytes(c), room);
+  }
+  if (forward_registers(c) > forward_register_limit(c)) {
+    return fmt::format("needs {} registers a thread, {} consumer warpgroups have {}", forward_registers(c),
+                       c.consumers(), forward_register_limit(c));
+  }
+  return {};
+}
+template std::string tiles_objection(const DecodeConfig& config);
+
+std::string forward_objection(const ForwardConfig& c) {
+  if (c.of_sm80()) return sm80_forward_objection(c, hopper_shared_bytes_per_sm);
+  if (std::string objection = wide_objection(c); !objection.empty()) return objection;
+  if (c.tiling.block_m < 64 || c.tiling.block_m > 192 || c.tiling.block_m % 64 != 0) {
+    return fmt::format("block_m {} is not 64, 128 or 192: one to three warpgroups of 64 rows",
+                       c.tiling.block_m);
+  }
+  if (c.schedule.dynamic && !c.schedule.specialised)
+    return "dynamic takes a producer warp, which takes the tiles from the counter";
   if (c.converts()) {
     if (c.row_scales && c.tiling.block_n > 32 * converting_warps)
       return "scales by row take blocks of 128 keys at most, one for each thread that converts them";
@@ -101,15 +109,7 @@ std::string forward_objection(const ForwardConfig& c) {
       return "8-bit keys take blocks of whole 32 rows, as four warps convert them";
   }
   if (c.schedule.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
-  constexpr int room = hopper_shared_bytes_per_sm - reserved_shared_bytes;
-  if (forward_shared_bytes(c) > room) {
-    return fmt::format("needs {} bytes of shared memory, a CTA has {}", forward_shared_bytes(c), room);
-  }
-  if (forward_registers(c) > forward_register_limit(c)) {
-    return fmt::format("needs {} registers a thread, {} consumer warpgroups have {}", forward_registers(c),
-                       c.consumers(), forward_register_limit(c));
-  }
-  return {};
+  return tiles_objection(c);
 }
 
 int forward_local_bytes_allowed(const ForwardConfig& c) {

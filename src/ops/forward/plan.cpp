@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
+#include "ops/decode/config.hpp"
 #include "plan/padded.hpp"
 #include "problem/mixed.hpp"
 #include "tandem/error.hpp"
@@ -55,29 +55,9 @@ ForwardConfig with_most_stages(ForwardConfig c, int least = 1, int most = 8) {
   return c;
 }
 
-/// The same for the kernel `decode`, of which an SM holds two CTAs if two stages fit into half of its memory.
-ForwardConfig with_decode_stages(ForwardConfig c) {
-  c.stages = 2;
-  const int ctas = ctas_per_sm(c);
-  while (c.stages < 8 && ctas_per_sm(c) == ctas && forward_objection(c).empty()) ++c.stages;
-  --c.stages;
-  return c;
-}
-
 /// Head dimensions of 8-bit keys are padded to 64, or to 128 where they are in pages of single rows: the keys
 /// of a block are to be as many in both cases.
 constexpr int converted_unit = 128;
-
-/// The kernel `decode`. `shared`, and the mask of heads as rows, as with_few_queries has them.
-ForwardConfig with_decode(ForwardConfig c, bool shared) {
-  c.tiling.block_m = decode_rows;
-  c.tiling.block_n = 16 * decode_warps;
-  c.q_stages = 2;
-  c.mask.varlen = true;
-  c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
-  c.schedule = {.pingpong = false, .split = shared};
-  return with_decode_stages(c);
-}
 
 /// `shared`: by CTAs. Else a CTA has whole tiles. Heads as rows take the mask of causal calls in all: one
 /// kernel serves both, and the mask costs nothing where no query feels it.
@@ -193,9 +173,10 @@ const ForwardTileLine& forward_tile(const CallFacts& facts, const ForwardConfig&
                       c.mask.varlen);
 }
 
-ForwardConfig wanted_of(const CallFacts& facts) {
+template <typename Config>
+Config wanted_of(const CallFacts& facts) {
   const Problem& p = facts.problem;
-  ForwardConfig c;
+  Config c;
   c.tiling.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.tiling.head_dim_qk = padded_for(p, p.head_dim_qk);
   c.tiling.head_dim_v = padded_for(p, p.head_dim_v);
@@ -216,57 +197,20 @@ ForwardConfig wanted_of(const CallFacts& facts) {
   c.tiling.f32_out = p.out.dtype == DType::f32;
   return c;
 }
+template ForwardConfig wanted_of(const CallFacts& facts);
+template DecodeConfig wanted_of(const CallFacts& facts);
 
 ForwardConfig choose_forward_config(const CallFacts& facts) {
-  const ForwardConfig c = wanted_of(facts);
+  const auto c = wanted_of<ForwardConfig>(facts);
   const bool shared = facts.shares_keys;
   if (facts.wide_heads) return with_wide_heads(c, facts, shared);
   if (facts.problem.split_size > 0) return with_fixed_splits(c, facts);
-  if (facts.decodes) return with_decode(c, shared);
   if (shared || c.tiling.heads_as_rows) return with_few_queries(c, shared);
   if (c.converts()) return with_converted_keys(c, facts);
   return with_tile(c, forward_tile(facts, c));
 }
 
 namespace {
-
-/// Of one query a sequence or of a few, and of one head or several in a tile of 16 rows or of 64.
-void add_few_queries(std::vector<ForwardConfig>& configs, ForwardConfig c, bool decodes) {
-  const auto add = [&](bool shared) {
-    configs.push_back(decodes ? with_decode(c, shared) : with_few_queries(c, shared));
-  };
-  for (const bool causal : {false, true}) {
-    c.mask.causal = causal;
-    if (decodes) add(false);
-    add(true);
-  }
-  c.tiling.heads_as_rows = true;
-  for (const bool shared : {false, true}) add(shared);
-}
-
-/// Steps of generation: from rows and from pages, of 16 bits and of e4m3.
-void add_shipped_decode_configs(std::vector<ForwardConfig>& configs) {
-  for (const auto& [qk, v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}}) {
-    for (const Element element : {Element::bf16, Element::f16}) {
-      if (qk == 192 && element == Element::f16) continue;
-      for (const KeySource keys : {KeySource::rows, KeySource::pages}) {
-        ForwardConfig c;
-        c.tiling.element = element;
-        c.tiling.head_dim_qk = qk;
-        c.tiling.head_dim_v = v;
-        c.keys = keys;
-        add_few_queries(configs, c, true);
-        if (qk == 256) continue;
-        add_few_queries(configs, c, false);
-        if (qk == 192) continue;
-        c.key_type = OperandType::e4m3;
-        c.transform = ScoreTransform::scaled;
-        add_few_queries(configs, c, true);
-        add_few_queries(configs, c, false);
-      }
-    }
-  }
-}
 
 /// Latent attention of DeepSeek's dimensions, in bf16: query heads are rows, and V is in K. 128 of them are
 /// pairs of tiles, which calls that share keys take; 64, of several queries, are not.
@@ -327,7 +271,15 @@ std::vector<ForwardConfig> shipped_forward_configs() {
       }
     }
   }
-  add_shipped_decode_configs(configs);
+  for_each_shipped_step<ForwardConfig>([&](ForwardConfig c) {
+    if (c.tiling.head_dim_qk == 256) return;
+    for (const bool causal : {false, true}) {
+      c.mask.causal = causal;
+      configs.push_back(with_few_queries(c, true));
+    }
+    c.tiling.heads_as_rows = true;
+    for (const bool shared : {false, true}) configs.push_back(with_few_queries(c, shared));
+  });
   add_shipped_latent_configs(configs);
   return configs;
 }

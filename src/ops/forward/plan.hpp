@@ -65,11 +65,41 @@ const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked
 /// leave.
 const ForwardTileLine& forward_tile(const CallFacts& facts, const ForwardConfig& config);
 
-/// What a call says of any Config: element, padded head dimensions, masks, transform, where keys lie.
-ForwardConfig wanted_of(const CallFacts& facts);
+/// What a call says of any Config: element, padded head dimensions, masks, transform, where keys lie. Here
+/// and below, Config is that of any kernel that gpu::visit_forward knows.
+template <typename Config>
+Config wanted_of(const CallFacts& facts);
+
+/// Which rule that tiles of K and V follow in shared memory a Config breaks; empty if none.
+template <typename Config>
+std::string tiles_objection(const Config& config);
+
+/// Calls f with Configs of steps of generation that are shipped: from rows and from pages, of 16 bits and of
+/// e4m3, without heads as rows.
+template <typename Config, typename F>
+void for_each_shipped_step(F&& f) {
+  for (const int qk : {64, 128, 192, 256}) {
+    for (const Element element : {Element::bf16, Element::f16}) {
+      if (qk == 192 && element == Element::f16) continue;
+      for (const KeySource keys : {KeySource::rows, KeySource::pages}) {
+        Config c;
+        c.tiling.element = element;
+        c.tiling.head_dim_qk = qk;
+        c.tiling.head_dim_v = qk == 192 ? 128 : qk;
+        c.keys = keys;
+        c.mask.varlen = true;
+        f(c);
+        if (qk > 128) continue;
+        c.key_type = OperandType::e4m3;
+        c.transform = ScoreTransform::scaled;
+        f(c);
+      }
+    }
+  }
+}
 
 /// The Config of the family sm90 for a forward problem of 16 bits, or with head dimensions up to 256 and k
-/// and v alone of 8.
+/// and v alone of 8, that the kernel `decode` does not serve.
 ForwardConfig choose_forward_config(const CallFacts& facts);
 
 /// Configs that are compiled into the library: what choose_forward_config gives for the usual models.
@@ -81,6 +111,11 @@ int forward_local_bytes_allowed(const ForwardConfig& config);
 
 /// The choice in words, a line each.
 std::vector<std::string> explain_forward(const CallFacts& facts, const ForwardConfig& config);
+/// What of it a kernel has in common with others: `why` its tile, and how blocks find `maxima`.
+template <typename Config>
+std::vector<std::string> explain_tiles(const CallFacts& facts, const Config& config, const char* why,
+                                       const char* maxima);
+constexpr const char* moves_maxima = "every block moves its rows' maxima";
 
 /// Why keys are shared, or split at fixed places, in words.
 constexpr const char* shared_keys =

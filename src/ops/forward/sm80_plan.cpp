@@ -127,7 +127,7 @@ ForwardConfig choose_sm80_forward_config(const CallFacts& facts) {
   const Problem& p = facts.problem;
   const int room = facts.device.shared_bytes_per_sm;
   const bool shared = facts.shares_keys;
-  ForwardConfig c = wanted_of(facts);
+  ForwardConfig c = wanted_of<ForwardConfig>(facts);
   c.family = Family::sm80;
   c.stages = 1;
   c.schedule = {.pingpong = false};

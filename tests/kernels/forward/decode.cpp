@@ -6,8 +6,8 @@ namespace tandem::kernel_tests {
 namespace {
 
 /// The widest block, of which a warp has 32 keys, one stage, and no left edge.
-constexpr ForwardConfig wide_block() {
-  ForwardConfig c = decoding(Element::bf16, 64, KeySource::rows, true, false);
+constexpr DecodeConfig wide_block() {
+  DecodeConfig c = decoding(Element::bf16, 64, KeySource::rows, true, false);
   c.tiling.block_n = 128;
   c.stages = 1;
   c.q_stages = 1;

@@ -6,17 +6,17 @@ namespace tandem::kernel_tests {
 namespace {
 
 /// Keys of 8 bits; pages of single rows take 128 columns.
-constexpr ForwardConfig decoding_bytes(Element element, OperandType type, int head_dim, KeySource keys,
-                                       bool split, bool heads_as_rows,
-                                       ScoreTransform transform = ScoreTransform::scaled) {
-  ForwardConfig c = decoding(element, head_dim, keys, split, heads_as_rows, transform);
+constexpr DecodeConfig decoding_bytes(Element element, OperandType type, int head_dim, KeySource keys,
+                                      bool split, bool heads_as_rows,
+                                      ScoreTransform transform = ScoreTransform::scaled) {
+  DecodeConfig c = decoding(element, head_dim, keys, split, heads_as_rows, transform);
   c.key_type = type;
   return c;
 }
 
 /// The widest block, of which a warp has 32 keys.
-constexpr ForwardConfig wide_block_of_bytes() {
-  ForwardConfig c = decoding_bytes(bf16, e4m3, 64, KeySource::rows, true, false);
+constexpr DecodeConfig wide_block_of_bytes() {
+  DecodeConfig c = decoding_bytes(bf16, e4m3, 64, KeySource::rows, true, false);
   c.tiling.block_n = 128;
   return c;
 }

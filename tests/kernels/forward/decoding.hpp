@@ -5,19 +5,18 @@
 
 namespace tandem::kernel_tests {
 
-constexpr ForwardConfig decoding(Element element, int head_dim, KeySource keys, bool split,
-                                 bool heads_as_rows, ScoreTransform transform = ScoreTransform::raw) {
+constexpr DecodeConfig decoding(Element element, int head_dim, KeySource keys, bool split, bool heads_as_rows,
+                                ScoreTransform transform = ScoreTransform::raw) {
   return {.tiling = {.element = element,
                      .head_dim_qk = head_dim,
                      .head_dim_v = head_dim == 192 ? 128 : head_dim,
                      .block_m = decode_rows,
                      .block_n = 64,
                      .heads_as_rows = heads_as_rows},
-          .q_stages = 2,
           .mask = {.causal = true, .local = true, .varlen = true},
           .keys = keys,
           .transform = transform,
-          .schedule = {.pingpong = false, .split = split}};
+          .schedule = {.split = split}};
 }
 
 }  // namespace tandem::kernel_tests

@@ -6,7 +6,7 @@
 
 namespace tandem::kernel_tests {
 
-template <ForwardConfig config>
+template <auto config>
 constexpr auto combine_of() -> void (*)(ForwardParams) {
   if constexpr (config.schedule.split) return &tandem::combine<combine_config(config)>;
   return nullptr;

@@ -81,7 +81,7 @@ std::uint64_t digest_of(const Call& call, Pass pass) {
   return gpu::functions_config(functions).digest;
 }
 
-harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& config) {
+harness::Case random_forward_case(std::uint64_t seed, const EmulatedConfig& config) {
   Random random(seed + 1000);
   Case c = harness::random_case(seed, 300);
   c.dtype = c.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
@@ -119,7 +119,7 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
   if (config.mask.causal && !config.mask.local) c.options.causal = true;
   if (config.mask.local && c.options.window_left < 0) c.options.window_left = random.between(0, 80);
   c.options.softcap = config.transform == ScoreTransform::softcap ? random.pick({0.5F, 2.0F, 15.0F}) : 0.0F;
-  c.options.split_size = config.schedule.invariant ? random.pick<std::int64_t>({128, 256}) : 0;
+  c.options.split_size = config.invariant ? random.pick<std::int64_t>({128, 256}) : 0;
   if (config.transform == ScoreTransform::scaled) c.options.scale = random.pick({0.0F, -0.125F});
   if (config.transform == ScoreTransform::raw && c.options.scale.value_or(1.0F) <= 0.0F)
     c.options.scale = 0.3F;
@@ -186,9 +186,8 @@ std::string refuses_functions(const Case& c, const Functions& functions) {
 }  // namespace
 
 std::string EmulatorRunner::refuses(const Case& c) const {
-  const ForwardConfig& config = kernel_.config;
-  if ((c.options.split_size > 0) != config.schedule.invariant)
-    return "a split size takes a Config of its own";
+  const EmulatedConfig& config = kernel_.config;
+  if ((c.options.split_size > 0) != config.invariant) return "a split size takes a Config of its own";
   if (std::string objection = refuses_functions(c, config.functions); !objection.empty()) return objection;
   const DType keys_dtype = c.key_dtype.value_or(c.dtype);
   const OperandType key_type = keys_dtype == DType::e4m3 ? OperandType::e4m3
@@ -234,13 +233,14 @@ std::string EmulatorRunner::refuses(const Case& c) const {
 ForwardParams EmulatorRunner::launch_forward(const Problem& p, const gpu::SplitParts& parts,
                                              unsigned int* tile_counter, const emulator::Options& options) {
   const Tiling& tiling = kernel_.config.tiling;
+  const gpu::BlockShape shape = gpu::forward_block(kernel_.config.of_kernel);
   emulator::Grid grid{.blocks = static_cast<unsigned>(parts.division.ctas),
-                      .threads = static_cast<unsigned>(kernel_.config.threads()),
-                      .shared_bytes = static_cast<std::size_t>(forward_shared_bytes(kernel_.config)),
-                      .cluster = static_cast<unsigned>(kernel_.config.cluster())};
+                      .threads = static_cast<unsigned>(shape.threads),
+                      .shared_bytes = static_cast<std::size_t>(shape.shared_bytes),
+                      .cluster = static_cast<unsigned>(shape.cluster)};
   gpu::LoadedMaps maps = gpu::forward_maps(p, tiling);
   if (kernel_.config.v_in_k) maps[gpu::index_of(gpu::Loaded::v)] = maps[gpu::index_of(gpu::Loaded::k)];
-  const bool sm80 = kernel_.config.of_sm80();
+  const bool sm80 = kernel_.config.family == Family::sm80;
   // Where a CTA can have any tiles, some have several, as in a grid that is at its limit.
   if (sm80 && parts.division.part_outputs == 0 && seed % 2 == 1) grid.blocks = std::min(grid.blocks, blocks);
   const ForwardParams params =
@@ -272,10 +272,11 @@ void EmulatorRunner::launch_with_functions(const Problem& p, const ForwardParams
     options.buffers.push_back(emulator::readable(lists));
   }
   if (kernel_.sm80_functions != nullptr) {
-    gpu::with_params_of(kernel_.config, p, params, &with.functions, [&](const auto& all) {
-      if constexpr (requires { kernel_.sm80_functions(all); })
-        emulator::launch(kernel_.sm80_functions, all, grid, options);
-    });
+    gpu::with_params_of(std::get<ForwardConfig>(kernel_.config.of_kernel), p, params, &with.functions,
+                        [&](const auto& all) {
+                          if constexpr (requires { kernel_.sm80_functions(all); })
+                            emulator::launch(kernel_.sm80_functions, all, grid, options);
+                        });
     return;
   }
   emulator::launch(kernel_.functions, with, grid, options);
@@ -305,9 +306,10 @@ void EmulatorRunner::forward(Call& call) {
   }
   std::vector<unsigned int> tile_counter(1, 0);
   options.buffers.push_back(emulator::writable(tile_counter));
-  const bool split = kernel_.config.schedule.split;
-  const gpu::WorkDivision work = gpu::divide_work(
-      p, kernel_.config, static_cast<int>(split ? split_blocks : blocks) / ctas_per_sm(kernel_.config));
+  const bool split = kernel_.config.split;
+  const auto ctas = static_cast<int>(split ? split_blocks : blocks);
+  const gpu::WorkDivision work = gpu::visit_forward(
+      kernel_.config.of_kernel, [&](const auto& c) { return gpu::divide_work(p, c, ctas / ctas_per_sm(c)); });
   // NaN: nothing may be read that no CTA has written.
   std::vector<float> part_out(static_cast<std::size_t>(work.part_outputs), std::nanf(""));
   std::vector<PartSum> part_sums(static_cast<std::size_t>(work.part_sums), {std::nanf(""), std::nanf("")});
@@ -328,7 +330,8 @@ void EmulatorRunner::forward(Call& call) {
       kernel_.combine, params,
       {.blocks = static_cast<unsigned>(work.combine_ctas),
        .threads = 32 * combine_rows,
-       .shared_bytes = static_cast<std::size_t>(combine_shared_bytes(combine_config(kernel_.config)))},
+       .shared_bytes = static_cast<std::size_t>(gpu::visit_forward(
+           kernel_.config.of_kernel, [](const auto& c) { return combine_shared_bytes(combine_config(c)); }))},
       merging);
 }
 

@@ -17,9 +17,44 @@ namespace tandem::kernel_tests {
 
 struct AnyFunctions;
 
+/// What tests ask of a forward kernel's Config, of whatever type.
+struct EmulatedConfig {
+  template <typename Config>
+  constexpr EmulatedConfig(const Config& c)  // NOLINT(google-explicit-constructor)
+      : of_kernel(c),
+        tiling(c.tiling),
+        mask(c.mask),
+        keys(c.keys),
+        transform(c.transform),
+        split(c.schedule.split),
+        invariant(c.schedule.invariant),
+        family(c.family),
+        key_type(c.key_type),
+        row_scales(c.row_scales),
+        v_in_k(c.v_in_k),
+        pairs(c.pairs),
+        functions(c.functions) {}
+
+  [[nodiscard]] bool has_byte_keys() const { return key_type != OperandType::input; }
+  [[nodiscard]] std::string describe() const {
+    return gpu::visit_forward(of_kernel, [](const auto& c) { return kernel_tests::describe(c); });
+  }
+
+  gpu::KernelConfig of_kernel;
+  Tiling tiling;
+  Mask mask;
+  KeySource keys;
+  ScoreTransform transform;
+  bool split, invariant;
+  Family family;
+  OperandType key_type;
+  bool row_scales, v_in_k, pairs;
+  Functions functions;
+};
+
 /// A forward kernel that was compiled for the emulator.
 struct EmulatedForward {
-  ForwardConfig config;
+  EmulatedConfig config;
   /// Launches it with `params` and what the Config adds to them; null of a Config with functions.
   void (*launch)(const Problem& p, const ForwardParams& params, const emulator::Grid& grid,
                  const emulator::Options& options);
@@ -31,7 +66,7 @@ struct EmulatedForward {
 };
 
 /// What EmulatedForward::launch does, for a kernel that takes `Params`.
-template <ForwardConfig config, typename Params>
+template <auto config, typename Params>
 void launch_forward(void (*kernel)(Params), const Problem& p, const ForwardParams& params,
                     const emulator::Grid& grid, const emulator::Options& options) {
   gpu::with_params_of(config, p, params, nullptr, [&](const auto& all) {
@@ -91,7 +126,7 @@ std::span<const EmulatedForward> widest_heads_forwards();
 
 /// A random problem that `config` can run, small enough for the emulator, with every feature that the Config
 /// allows.
-harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& config);
+harness::Case random_forward_case(std::uint64_t seed, const EmulatedConfig& config);
 
 /// Those whose tiles have query heads of several queries as rows, for few queries of grouped heads.
 std::span<const EmulatedForward> heads_as_rows_forwards();
@@ -101,9 +136,9 @@ std::span<const EmulatedForward> mixed_heads_as_rows_forwards();
 class EmulatorRunner : public harness::Runner {
  public:
   explicit EmulatorRunner(const EmulatedForward& kernel) : kernel_(kernel) {}
-  [[nodiscard]] std::string name() const override { return "emulator " + describe(kernel_.config); }
+  [[nodiscard]] std::string name() const override { return "emulator " + kernel_.config.describe(); }
   [[nodiscard]] std::string refuses(const harness::Case& spec) const override;
-  [[nodiscard]] bool splits() const { return kernel_.config.schedule.split; }
+  [[nodiscard]] bool splits() const { return kernel_.config.split; }
   void forward(harness::Call& call) override;
   void backward(harness::Call& call) override;
 

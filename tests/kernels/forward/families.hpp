@@ -12,18 +12,18 @@
 namespace tandem::kernel_tests {
 
 /// The kernel that a Config of this family is for.
-template <ForwardConfig config>
+template <auto config>
 constexpr auto kernel_for() {
-  if constexpr (config.wide) {
-    return &tandem::forward_wide<config>;
-  } else if constexpr (config.by_warps()) {
+  if constexpr (std::is_same_v<decltype(config), const DecodeConfig>) {
     return &tandem::decode<config>;
+  } else if constexpr (config.wide) {
+    return &tandem::forward_wide<config>;
   } else {
     return &tandem::forward<config>;
   }
 }
 
-template <ForwardConfig config>
+template <auto config>
 constexpr EmulatedForward emulated() {
   if constexpr (config.functions.given()) {
     EmulatedForward kernel{config, nullptr, combine_of<config>()};
@@ -39,8 +39,9 @@ constexpr EmulatedForward emulated() {
   }
 }
 
-template <ForwardConfig... configs>
-constexpr std::array<EmulatedForward, sizeof...(configs)> emulate() {
+template <auto... configs>
+requires(requires { configs.keys; } &&
+         ...) constexpr std::array<EmulatedForward, sizeof...(configs)> emulate() {
   return {emulated<configs>()...};
 }
 

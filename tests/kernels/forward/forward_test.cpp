@@ -85,7 +85,7 @@ void set_causal(harness::Case& spec, bool causal) {
 }
 
 /// A case of one sequence and head, of these lengths.
-harness::Case one_head(const ForwardConfig& config, std::int64_t queries, std::int64_t keys) {
+harness::Case one_head(const EmulatedConfig& config, std::int64_t queries, std::int64_t keys) {
   harness::Case spec = random_forward_case(1, config);
   spec.packed_q = spec.packed_k = spec.sink = false;
   spec.used_q.clear();
@@ -114,7 +114,7 @@ class EmulatedCausalForwardTest : public EmulatedForwardTest {};
 
 /// Blocks that the diagonal cuts are computed by halves, masked or skipped by where it cuts them.
 TEST_P(EmulatedCausalForwardTest, DiagonalsBesideTheCornersOfBlocksMatchTheOracle) {
-  const ForwardConfig& config = GetParam().config;
+  const EmulatedConfig& config = GetParam().config;
   EmulatorRunner runner(GetParam());
   for (const auto& [queries, keys] : diagonals(config.tiling.block_m, config.tiling.block_n)) {
     harness::Case spec = one_head(config, queries, keys);
@@ -156,7 +156,7 @@ class EmulatedGroupTest : public EmulatedForwardTest {
   /// Of masks that differ; `heads_kv` tells of each shape how many KV heads it has.
   template <typename HeadsKv>
   static void expect_groups(const Groups& shapes, const HeadsKv& heads_kv) {
-    const ForwardConfig& config = GetParam().config;
+    const EmulatedConfig& config = GetParam().config;
     EmulatorRunner runner(GetParam());
     for (std::size_t i = 0; i < shapes.size(); ++i) {
       const auto [group, queries] = shapes[i];
@@ -203,7 +203,7 @@ class EmulatedPairsTest : public EmulatedGroupTest {
  protected:
   /// A step of sequences with these keys, and room for `room` each, by 128 heads over one.
   static harness::Case step_of(const std::vector<std::int64_t>& keys, std::int64_t room) {
-    const ForwardConfig& config = GetParam().config;
+    const EmulatedConfig& config = GetParam().config;
     harness::Case spec = one_head(config, 1, room);
     spec.batch = static_cast<std::int64_t>(keys.size());
     spec.heads_q = 128;
@@ -260,9 +260,9 @@ TEST(EmulatedGroup, HeadsAsRowsChangeNoBitOfACallWithASplitSize) {
   for (const EmulatedForward& rows : group_forwards()) {
     for (const EmulatedForward& heads :
          all_of({split_forwards(), mixed_split_forwards(), mixed_forwards()})) {
-      ForwardConfig same = heads.config;
+      auto same = std::get<ForwardConfig>(heads.config.of_kernel);
       same.tiling.heads_as_rows = true;
-      if (!same.schedule.invariant || !(same == rows.config)) continue;
+      if (!same.schedule.invariant || rows.config.of_kernel != gpu::KernelConfig(same)) continue;
       for (const std::int64_t window : {-1, 70}) {
         harness::Case spec = one_head(rows.config, 6, 300);
         spec.heads_q = 7;
@@ -271,7 +271,7 @@ TEST(EmulatedGroup, HeadsAsRowsChangeNoBitOfACallWithASplitSize) {
         spec.options.split_size = 128;
         spec.sink = window > 0;
         spec.lse = true;
-        EXPECT_EQ(results_of(rows, spec), results_of(heads, spec)) << describe(rows.config);
+        EXPECT_EQ(results_of(rows, spec), results_of(heads, spec)) << rows.config.describe();
         ++compared;
       }
     }
@@ -284,16 +284,16 @@ TEST(EmulatedGroup, HeadsAsRowsOfSm80ChangeNoBit) {
   std::size_t compared = 0;
   for (const EmulatedForward& rows : grouped_sm80_forwards()) {
     for (const EmulatedForward& tiles : all_of({sm80_forwards(), general_sm80_forwards()})) {
-      ForwardConfig same = tiles.config;
+      auto same = std::get<ForwardConfig>(tiles.config.of_kernel);
       same.tiling.heads_as_rows = true;
       same.tiling.block_m = 64;
-      if (same.schedule.invariant || !(same == rows.config)) continue;
+      if (same.schedule.invariant || rows.config.of_kernel != gpu::KernelConfig(same)) continue;
       harness::Case spec = one_head(rows.config, 30, 300);
       spec.heads_q = 2;
       spec.options.causal = true;
       spec.options.window_left = 250;
       spec.lse = true;
-      EXPECT_EQ(results_of(rows, spec), results_of(tiles, spec)) << describe(rows.config);
+      EXPECT_EQ(results_of(rows, spec), results_of(tiles, spec)) << rows.config.describe();
       ++compared;
     }
   }
@@ -301,7 +301,7 @@ TEST(EmulatedGroup, HeadsAsRowsOfSm80ChangeNoBit) {
 }
 
 std::string name_of(const ::testing::TestParamInfo<EmulatedForward>& parameter) {
-  std::string name = describe(parameter.param.config);
+  std::string name = parameter.param.config.describe();
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c == ' ' || c == '='; }, '_');
   return name;

@@ -24,7 +24,8 @@ constexpr ForwardConfig mixed(Element element, OperandType type, KeySource keys,
 }
 
 /// A scale for each key and KV head.
-constexpr ForwardConfig by_row(ForwardConfig c) {
+template <typename Config>
+constexpr Config by_row(Config c) {
   c.row_scales = true;
   return c;
 }

@@ -6,17 +6,20 @@
 namespace tandem::kernel_tests {
 
 /// With an out in f32.
-constexpr ForwardConfig f32_out(ForwardConfig c) {
+template <typename Config>
+constexpr Config f32_out(Config c) {
   c.tiling.f32_out = true;
   return c;
 }
 /// Of calls with a split size.
-constexpr ForwardConfig with_split_size(ForwardConfig c) {
+template <typename Config>
+constexpr Config with_split_size(Config c) {
   c.schedule.invariant = true;
   return c;
 }
 /// With a mask by sequence.
-constexpr ForwardConfig by_sequence(ForwardConfig c) {
+template <typename Config>
+constexpr Config by_sequence(Config c) {
   c.mask.by_sequence = true;
   return c;
 }

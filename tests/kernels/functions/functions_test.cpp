@@ -83,7 +83,7 @@ TEST(EmulatedFunctions, FewQueriesBySm80) {
       c.seqlen_k = 300;
       EmulatorRunner runner(kernel);
       if (!runner.refuses(c).empty()) continue;
-      SCOPED_TRACE(describe(kernel.config) + ": " + f.name);
+      SCOPED_TRACE(kernel.config.describe() + ": " + f.name);
       Call call(c);
       const harness::Expected expected = harness::expect(call, Pass::forward);
       call.prepare(Pass::forward);

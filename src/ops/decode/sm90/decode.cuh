@@ -8,7 +8,7 @@
 // 16-bit elements in registers. docs/kernels/decode.md has the arithmetic.
 #pragma once
 
-#include "ops/forward/config.hpp"
+#include "ops/decode/config.hpp"
 #include "ops/forward/sm90/forward_producer.cuh"
 #include "ptx/barrier.cuh"
 #include "tile/key_operands.cuh"
@@ -23,7 +23,7 @@ namespace tandem {
 
 // ---- Shared storage ----
 
-template <ForwardConfig C>
+template <DecodeConfig C>
 struct DecodeShared {
   ForwardShared<C> in;
   /// What the warps exchange at a tile's end: O of a few columns, and each row's reference and sum.
@@ -45,7 +45,7 @@ struct DecodeRowScales {
 template <>
 struct DecodeRowScales<false> {};
 
-template <ForwardConfig C>
+template <DecodeConfig C>
 struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row_scales> {
   using Operands = tile::KeyOperands<C.tiling.element, C.key_type>;
   static constexpr int keys = C.tiling.block_n / decode_warps;  ///< of a block, that this warp has
@@ -117,7 +117,7 @@ struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row
   }
 };
 
-template <ForwardConfig C>
+template <DecodeConfig C>
 TANDEM_DEVICE void DecodeConsumer<C>::compute(const tile::QueryTile& t) {
   float o[outputs];
   tile::set_zero(o);
@@ -143,7 +143,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::compute(const tile::QueryTile& t) {
 
 /// One block of keys, of which this warp has its quarter. Q stays in shared memory: in registers, a quarter
 /// of the head dimension, it would leave too few for the rest.
-template <ForwardConfig C>
+template <DecodeConfig C>
 TANDEM_DEVICE void DecodeConsumer<C>::step(const tile::QueryTile& t, int block, bool masked,
                                            float (&o)[outputs], tile::OnlineSoftmax& softmax) {
   const int own = warp * keys;
@@ -203,7 +203,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::step(const tile::QueryTile& t, int block, 
 }
 
 /// O += P V of 16 keys, rows of the block from `row` on. `scale`: the lane's, with scales by row.
-template <ForwardConfig C>
+template <DecodeConfig C>
 TANDEM_DEVICE void DecodeConsumer<C>::add_values(int row, const u32 (&a)[4], float scale,
                                                  float (&o)[outputs]) {
   const auto add = [&](const auto&... scales) {
@@ -228,7 +228,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::add_values(int row, const u32 (&a)[4], flo
 
 /// The epilogue: the warps' O, relative to one reference a row, added up and normalised. Each thread takes
 /// two columns of a row at a time.
-template <ForwardConfig C>
+template <DecodeConfig C>
 TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, float (&o)[outputs],
                                             const tile::OnlineSoftmax& softmax) {
   Operands::put_in_order(o);
@@ -267,7 +267,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, float (&o)
 }
 
 /// Tells the other warps each row's reference and sum, and waits for theirs.
-template <ForwardConfig C>
+template <DecodeConfig C>
 TANDEM_DEVICE void DecodeConsumer<C>::exchange_sums(const tile::OnlineSoftmax& softmax) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -281,7 +281,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::exchange_sums(const tile::OnlineSoftmax& s
 
 /// Writes a row's LSE, or the sum of a part of it, and returns what its O is multiplied by: 0 of a row
 /// without a result.
-template <ForwardConfig C>
+template <DecodeConfig C>
 TANDEM_DEVICE float DecodeConsumer<C>::finish_row(const tile::QueryTile& t, const tile::TileRow& at,
                                                   int row) {
   tile::OnlineSoftmax all;  // a quad has the sum once
@@ -313,7 +313,7 @@ TANDEM_DEVICE float DecodeConsumer<C>::finish_row(const tile::QueryTile& t, cons
 }
 
 /// Columns [begin, begin + decode_columns) of the warp's O, relative to the rows' common references.
-template <ForwardConfig C>
+template <DecodeConfig C>
 TANDEM_DEVICE void DecodeConsumer<C>::exchange_columns(int begin, const float (&o)[outputs],
                                                        const float (&weight)[2]) {
 #pragma unroll
@@ -328,7 +328,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::exchange_columns(int begin, const float (&
 }
 
 /// Writes two columns of a row, from `col` on, of the result or of a partial one.
-template <ForwardConfig C>
+template <DecodeConfig C>
 TANDEM_DEVICE void DecodeConsumer<C>::store_columns(const tile::QueryTile& t, const tile::TileRow& at,
                                                     int row, int col, const ptx::Float2& sum) {
   if (C.schedule.split && t.part != tile::whole_tile) {
@@ -353,13 +353,12 @@ TANDEM_DEVICE void DecodeConsumer<C>::store_columns(const tile::QueryTile& t, co
 
 // ---- Entry ----
 
-template <ForwardConfig C>
+template <DecodeConfig C>
 TANDEM_KERNEL __launch_bounds__(C.threads(), ctas_per_sm(C))
     decode(const __grid_constant__ ForwardKernelParams<C> p) {
   static_assert(sizeof(DecodeShared<C>) == forward_shared_bytes(C));
   auto& shared = *reinterpret_cast<DecodeShared<C>*>(ptx::dynamic_shared());
   const int warp = ptx::warp_index();
-  static_assert(C.warps_of_k() == decode_warps && C.warps_of_v() == decode_warps);
   begin_forward<C>(p, shared.in, shared.in);
   if (warp == decode_warps) {
     ForwardLoader<C>(p, shared.in).run();

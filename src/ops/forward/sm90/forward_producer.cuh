@@ -1,4 +1,5 @@
-// The forward kernel's shared storage, and the producer warp that fills it.
+// The shared storage of `forward`, `forward_wide` and `decode`, and the producer warp that fills it. C is the
+// Config of any of them.
 #pragma once
 
 #include "ops/forward/config.hpp"
@@ -15,53 +16,54 @@
 namespace tandem {
 
 /// Params with the scales of K and V of 8 bits.
-template <ForwardConfig C>
+template <auto C>
 using ForwardScaledParams = typename Select<C.row_scales, WithRowScales<WithKeyScales<ForwardMaskParams<C>>>,
                                             WithKeyScales<ForwardMaskParams<C>>>::type;
 /// What the kernel is launched with, but for functions.
-template <ForwardConfig C>
+template <auto C>
 using ForwardPlainParams =
     typename Select<C.has_byte_keys(), ForwardScaledParams<C>, ForwardMaskParams<C>>::type;
 /// What the kernel is launched with.
-template <ForwardConfig C>
+template <auto C>
 using ForwardKernelParams =
     typename Select<C.functions.given(), WithFunctions<ForwardPlainParams<C>>, ForwardPlainParams<C>>::type;
 
 // ---- Shared storage ----
 
 /// K and V as memory has them, where they have 8 bits.
-template <ForwardConfig C, bool used = C.converts()>
+template <auto C, bool used = C.converts()>
 struct ByteKeys {
   tile::ByteTile<C.tiling.block_n, C.tiling.head_dim_qk> k[C.stages];
   tile::ByteTile<C.tiling.block_n, C.tiling.head_dim_v> v[C.stages];
 };
-template <ForwardConfig C>
+template <auto C>
 struct ByteKeys<C, false> {};
-template <ForwardConfig C, bool used = C.converts()>
+template <auto C, bool used = C.converts()>
 struct ByteKeyRings {
   tile::Ring<C.stages> k;
   tile::Ring<C.stages> v;
 };
-template <ForwardConfig C>
+template <auto C>
 struct ByteKeyRings<C, false> {};
 
 /// Scales by row of the keys of each tile of K that products read.
-template <ForwardConfig C, bool used = C.row_scales&& C.converts()>
+template <auto C, bool used = C.row_scales&& C.converts()>
 struct KeyScaleTiles {
   alignas(8) float of_row[converted_stages][C.tiling.block_n];
 };
-template <ForwardConfig C>
+template <auto C>
 struct KeyScaleTiles<C, false> {};
 
 /// A block of K or V as products read it.
-template <ForwardConfig C, int head_dim>
-using KeyTile = typename Select<C.key_bytes() == 1, tile::ByteTile<C.tiling.block_n, head_dim>,
-                                tile::SharedTile<C.tiling.block_n, head_dim>>::type;
+template <auto C, int head_dim>
+using KeyTile =
+    typename Select<C.has_byte_keys() && !C.converts(), tile::ByteTile<C.tiling.block_n, head_dim>,
+                    tile::SharedTile<C.tiling.block_n, head_dim>>::type;
 
 /// V, unless it is the first columns of K.
 struct NoValues {};
 
-template <ForwardConfig C>
+template <auto C>
 struct ForwardShared {
   using QTile = tile::SharedTile<C.tiling.unit(), C.tiling.head_dim_qk>;
   using KTile = KeyTile<C, C.tiling.head_dim_qk>;
@@ -154,7 +156,7 @@ struct PagePlaces<false> {
 
 /// Starts the copies in the order in which the consumers need them: blocks from right to left, K one block
 /// ahead of V. All lanes of one warp call; the leader starts copies.
-template <ForwardConfig C>
+template <auto C>
 struct ForwardLoader {
   using Shared = ForwardShared<C>;
 
@@ -277,7 +279,7 @@ struct ForwardLoader {
 };
 
 /// How the forward kernels begin: `shared` makes the barriers, and what Q does not fill is cleared.
-template <ForwardConfig C, typename Shared>
+template <auto C, typename Shared>
 TANDEM_DEVICE void begin_forward(const ForwardParams& p, Shared& shared, ForwardShared<C>& in) {
   if (ptx::thread_index() == 0) shared.init();
   for (int w = 0; w < C.consumers(); ++w) {
@@ -290,7 +292,7 @@ TANDEM_DEVICE void begin_forward(const ForwardParams& p, Shared& shared, Forward
 }
 
 /// Replaces the loader of a consumer if there is a producer warp.
-template <ForwardConfig C>
+template <auto C>
 struct ForwardNoLoader {
   TANDEM_DEVICE ForwardNoLoader(const ForwardParams&, ForwardShared<C>&) {}
   TANDEM_DEVICE bool step() { return false; }

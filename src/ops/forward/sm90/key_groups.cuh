@@ -91,15 +91,15 @@ using KeyStrips =
                     StripsOf<Tile, KeyGroups<C>::first_strip(g), KeyGroups<C>::strips(g)>>::type;
 
 /// The ring of a group of strips, or of all of K.
-template <ForwardConfig C>
+template <auto C>
 using KeyRing = typename Select<C.pairs, tile::PairRing<C.tile_stages()>, tile::Ring<C.tile_stages()>>::type;
 
 /// The rings of all groups but the first, which has the ring of K.
-template <ForwardConfig C, bool used = C.v_in_k>
+template <auto C, bool used = C.v_in_k>
 struct MoreKeyRings {
   KeyRing<C> of_group[KeyGroups<C>::count - 1];
 };
-template <ForwardConfig C>
+template <auto C>
 struct MoreKeyRings<C, false> {};
 
 }  // namespace tandem

@@ -1,0 +1,64 @@
+// What host and device share of the kernel `decode`: the Config that specialises it. It is launched with what
+// the forward kernel is.
+#pragma once
+
+#include "ops/forward/config.hpp"
+
+namespace tandem {
+
+/// Rows of a tile, warps that share the keys of a block, and what they exchange at a tile's end: O of some
+/// columns, rows being so many floats apart that four of them lie in different banks, and each row's
+/// reference and sum. More columns would leave no room for a second CTA.
+constexpr int decode_rows = 16;
+constexpr int decode_warps = 4;
+constexpr int decode_columns = 16;
+constexpr int decode_row_floats = 24;
+constexpr int decode_exchange_bytes = decode_warps * decode_rows * (decode_row_floats + 2) * 4;
+
+struct DecodeSchedule {
+  static constexpr bool dynamic = false, pingpong = false, output_late = false, invariant = false;
+  bool split = false;  ///< as ForwardSchedule has it
+
+  constexpr bool operator==(const DecodeSchedule&) const = default;
+};
+
+/// Everything that specialises the kernel `decode`, and what it answers to the code that it shares with the
+/// forward kernel. Keys of 8 bits become 16-bit ones in registers.
+struct DecodeConfig {
+  static constexpr Family family = Family::sm90;
+  static constexpr Functions functions{};
+  static constexpr bool v_in_k = false, pairs = false;
+
+  Tiling tiling{.block_m = decode_rows, .block_n = 16 * decode_warps};
+  int stages = 2;  ///< K tiles, and V tiles, in flight
+  int q_stages = 2;
+  Mask mask{.varlen = true};
+  KeySource keys = KeySource::rows;
+  ScoreTransform transform = ScoreTransform::raw;
+  DecodeSchedule schedule{};
+  OperandType key_type = OperandType::input;  ///< of K and V in memory, and row_scales: as ForwardConfig's
+  bool row_scales = false;
+
+  constexpr bool operator==(const DecodeConfig&) const = default;
+  [[nodiscard]] constexpr bool has_byte_keys() const { return key_type != OperandType::input; }
+  [[nodiscard]] static constexpr bool converts() { return false; }
+  [[nodiscard]] constexpr int tile_stages() const { return stages; }
+  [[nodiscard]] static constexpr int consumers() { return 1; }
+  [[nodiscard]] static constexpr int cluster() { return 1; }
+  [[nodiscard]] static constexpr int warps_of_k() { return decode_warps; }
+  [[nodiscard]] static constexpr int warps_of_v() { return decode_warps; }
+  [[nodiscard]] static constexpr int threads() { return 32 * (decode_warps + 1); }
+};
+
+/// Dynamic shared memory of the kernel.
+constexpr int forward_shared_bytes(const DecodeConfig& c) {
+  return loaded_shared_bytes(c) + (decode_exchange_bytes + 1023) / 1024 * 1024;
+}
+
+/// CTAs of the kernel that an SM holds: 227 KB of shared memory are theirs, of which the system takes 1 KB
+/// each. Two have 168 registers a thread, which hold an O of 160 columns.
+constexpr int ctas_per_sm(const DecodeConfig& c) {
+  return c.tiling.head_dim_v <= 160 && 2 * (forward_shared_bytes(c) + 1024) <= 228 * 1024 ? 2 : 1;
+}
+
+}  // namespace tandem
