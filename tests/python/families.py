@@ -11,17 +11,20 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import family_sizes
-import family_video
 import transformers
-from family_settings import GIVEN as _GIVEN
+import yaml
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-GIVEN = _GIVEN | family_sizes.GIVEN | family_video.GIVEN
+_settings = yaml.safe_load(Path(__file__).with_name("family_settings.yaml").read_text())
+#: Fields of configurations by model type, of which a key of the file names one or several.
+GIVEN: dict[str, Any] = {name: _settings[types] for types in _settings for name in types.split(", ")}
+_pe = GIVEN["pe_video_encoder"]  # whose vision is timm's, but for a configuration of another kind
+_pe["vision_config"] = transformers.ViTConfig(**_pe["vision_config"])
 
 #: Sizes by the name of the configuration's field: the first expression that fits the whole name decides.
 SIZES: list[tuple[str, int]] = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import families
-import family_arguments
+import family_vision
 import tandem
 import torch
 
@@ -42,7 +42,7 @@ def kept(eager: Any, ours: Any, arguments: dict[str, Any]) -> list[str]:
     """Attention's weights that eager attention gives on request, and ours leaves out without an error."""
 
     def given(model: Any) -> list[str]:
-        outputs = family_arguments.call(model, {**arguments, "output_attentions": True})
+        outputs = family_vision.call(model, {**arguments, "output_attentions": True})
         return [path for path, _ in families.floats(outputs) if "attentions" in path]
 
     try:

@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-import family_arguments
+import family_audio
+import family_vision
 import torch
 from family_basics import BATCH, ROWS, field, padding, tokens
 from transformers import PreTrainedModel
@@ -119,8 +120,9 @@ def candidates(model: PreTrainedModel, side: str) -> Iterator[dict[str, Any]]:
     takes = inspect.signature(model.forward).parameters
     config = model.config
     fixed = {"use_cache": False} if "use_cache" in takes else {}
-    known = family_arguments.of(config, takes, side)
-    if known is not None:
+    make = (family_vision.ARGUMENTS | family_audio.ARGUMENTS).get(config.model_type)
+    known = make(config, side) if make else {}
+    if known and {*known} <= {*takes}:  # and not of another class of the type
         yield known | fixed
         return
     text = _text(takes, side)

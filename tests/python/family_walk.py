@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import families
-import family_arguments
 import family_inputs
 import family_parts
+import family_vision
 import tandem
 import torch
 import transformers
@@ -219,7 +219,7 @@ def _parts(model: PreTrainedModel, chosen: int) -> set[str]:
     torch.manual_seed(11)
     arguments = [*family_inputs.candidates(model, "none")][chosen]
     with family_parts.watched(model) as seen, torch.no_grad():
-        family_arguments.call(model, arguments)
+        family_vision.call(model, arguments)
     return seen
 
 
@@ -258,7 +258,7 @@ def _run(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[dict[str, T
     mask = (
         mask.bool() if mask is not None and mask.shape == (family_inputs.BATCH, family_inputs.ROWS) else None
     )
-    for path, tensor in families.floats(family_arguments.call(model, arguments)):
+    for path, tensor in families.floats(family_vision.call(model, arguments)):
         if mask is not None and tensor.ndim >= 2 and tensor.shape[0] == len(mask):
             rows = tensor.shape[1]
             if rows in (family_inputs.ROWS, family_inputs.ROWS + 1):  # some add a token of their own
@@ -385,7 +385,7 @@ def _trained(model: PreTrainedModel, chosen: int) -> str:
     model.train()
     try:
         torch.manual_seed(3)
-        family_arguments.call(model, arguments)
+        family_vision.call(model, arguments)
     except tandem.TandemError as error:
         return _said(error)
     except Exception:  # eager's own limits: batch norms of one value, labels that must be there
