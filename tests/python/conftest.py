@@ -16,6 +16,8 @@ from typing import Any
 
 import hypothesis
 import pytest
+import tandem
+import tandem.flash_attn
 import torch
 
 # The same examples in every run, and no deadline: CI machines have busy neighbours.
@@ -31,6 +33,37 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     started = Pool(4, tmp_path_factory.mktemp("ranks"))
     yield started
     started.close()
+
+
+@pytest.fixture
+def in_torch() -> Iterator[Any]:
+    """torch.nn.attention, with Tandem as PyTorch's flash attention."""
+    registry = pytest.importorskip("torch.nn.attention")
+    if not hasattr(registry, "register_flash_attention_impl"):
+        pytest.skip(f"PyTorch {torch.__version__} has no registry of flash attention implementations")
+    tandem.flash_attn.register_with_torch()
+    registry.activate_flash_attention_impl("tandem")
+    yield registry
+    registry.restore_flash_attention_impl()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of Tandem's passes, as they run."""
+    made: list[str] = []
+    for name in ("forward", "backward"):
+        real = getattr(tandem._call, name)
+        spy = lambda *a, _name=name, _real=real, **o: made.append(_name) or _real(*a, **o)  # noqa: E731
+        monkeypatch.setattr(tandem._call, name, spy)
+    return made
+
+
+@pytest.fixture(scope="module")
+def registered() -> None:
+    """Tandem as an attention implementation of Transformers."""
+    from hub import integration
+
+    integration.register()
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import oracle
+import pytest
+import tandem
 import torch
 import torch.distributed as dist
 from tandem.distributed import Layout, context_parallel_attention, gather
@@ -183,6 +185,27 @@ def assert_all_close(
             close(got, *want)
         except AssertionError as error:
             raise AssertionError(f"{name} of {what}: {error}") from None
+
+
+def refused(call: Callable[..., Any], *tensors: Any, **options: Any) -> str:
+    """What is said of a call that cannot be."""
+    with pytest.raises((tandem.TandemError, TypeError)) as caught:
+        call(*tensors, **options)
+    return str(caught.value)
+
+
+def assert_told(
+    of_ranks: list[dict[str, str]], disagreements: dict[str, tuple[str, str, str]], wrong: dict[str, str]
+) -> None:
+    """Of every rank: what rank 0 and rank 2 have where they disagree, and what is wrong on rank 2 alone."""
+    for rank, told in enumerate(of_ranks):
+        for name, (what, first, other) in disagreements.items():
+            message = told[name]
+            assert message.startswith(f"ranks disagree on {what}: rank 0 of the group has {first}"), message
+            assert f"rank 2 has {other}" in message, message
+        for name, part in wrong.items():
+            assert part in told[name], told[name]
+            assert told[name].startswith("rank 2 of the group: ") == (rank != 2)
 
 
 def right(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import traceback
 from collections.abc import Callable
@@ -52,6 +53,20 @@ class Pool:
         for process in self.processes:
             process.join(10)
             process.kill()
+
+
+def on_every_rank(work: Callable[[int], None]) -> Callable[[Any], None]:
+    """The test that every rank of the pool does this work: they get the test, by its name."""
+
+    @functools.wraps(work)
+    def test(pool: Pool | int) -> None:
+        if isinstance(pool, Pool):
+            pool.run(test)
+        else:
+            work(pool)
+
+    del test.__wrapped__  # type: ignore[attr-defined]  # pytest is to see the parameter `pool`
+    return test
 
 
 def _serve(rank: int, size: int, store: str, pipe: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from datetime import timedelta
@@ -14,7 +15,7 @@ import tandem
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from distributed_pool import Pool
+from distributed_pool import Pool, on_every_rank
 from tandem.distributed import Layout, _comm, context_parallel_attention, gather
 from tandem.distributed._chunks import chunk_heads
 from tandem.distributed._machine import CPU, Shape
@@ -65,10 +66,7 @@ def _shards(rank: int, layout: Layout, heads: tuple[int, int] = (4, 2)) -> list[
     return [torch.randn(*lead, h, 16) for h in (heads[0], heads[1], heads[1])]
 
 
-def _refused(*tensors: Any, **options: Any) -> str:
-    with pytest.raises((tandem.TandemError, TypeError)) as caught:
-        context_parallel_attention(*tensors, **options)
-    return str(caught.value)
+_refused = functools.partial(cases.refused, context_parallel_attention)
 
 
 def _disagreements(rank: int) -> dict[str, str]:
@@ -96,24 +94,18 @@ def _disagreements(rank: int) -> dict[str, str]:
 
 def test_ranks_that_disagree_are_told_on_every_rank(pool: Pool) -> None:
     values = {
-        "causal": ("has False", "has True"),
-        "dtype": ("has float32", "has bfloat16"),
-        "window": ("has (4, 0)", "has (3, 0)"),
-        "scale": ("has None", "has 2.0"),
-        "strategy": ("has gather", "has ring"),
-        "layout": ("has zigzag", "has striped"),
-        "heads": ("has (1, 4, 16)", "has (1, 2, 16)"),
-        "gradients": ("has False", "has True"),
+        "causal": ("causal", "False", "True"),
+        "dtype": ("dtype", "float32", "bfloat16"),
+        "window": ("window", "(4, 0)", "(3, 0)"),
+        "scale": ("scale", "None", "2.0"),
+        "strategy": ("strategy", "gather", "ring"),
+        "layout": ("layout", "zigzag", "striped"),
+        "heads": ("shape of q but rows", "(1, 4, 16)", "(1, 2, 16)"),
+        "gradients": ("whether gradients are wanted", "False", "True"),
     }
-    for rank, told in enumerate(pool.run(_disagreements)):
-        for name, (first, other) in values.items():
-            message = told[name]
-            assert message.startswith("ranks disagree on "), message
-            assert f"rank 0 of the group {first}" in message and f"rank 2 {other}" in message, message
-        assert "q has 15 rows, but the layout gives rank 2 16" in told["rows"]
-        assert "12" in told["head_dim"] and "NoneType" in told["type"]
-        for name in ("rows", "head_dim", "type"):
-            assert told[name].startswith("rank 2 of the group: ") == (rank != 2)
+    rows = "q has 15 rows, but the layout gives rank 2 16"
+    wrong = {"rows": rows, "head_dim": "12", "type": "NoneType"}
+    cases.assert_told(pool.run(_disagreements), values, wrong)
 
 
 def _wrong(rank: int) -> dict[str, str]:
@@ -162,7 +154,8 @@ def test_what_is_wrong_is_named(pool: Pool) -> None:
             assert f"group does not hold this process, rank {rank} of all" in told["group"]
 
 
-def _on_a_mesh(rank: int) -> None:
+@on_every_rank
+def test_a_dimension_of_a_device_mesh(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
     layout = Layout.zigzag(64, 2)
     torch.manual_seed(int(mesh["data"].get_local_rank()))
@@ -175,11 +168,8 @@ def _on_a_mesh(rank: int) -> None:
     torch.testing.assert_close(whole, tandem.attention(q, k, v, causal=True), atol=1e-5, rtol=1e-5)
 
 
-def test_a_dimension_of_a_device_mesh(pool: Pool) -> None:
-    pool.run(_on_a_mesh)
-
-
-def _in_torchs_context_parallel(rank: int) -> None:
+@on_every_rank
+def test_shards_of_torchs_context_parallel(rank: int) -> None:
     """PyTorch's context manager divides buffers as Layout.zigzag does: attention inside may be ours."""
     from torch.distributed.tensor.experimental import context_parallel
 
@@ -195,11 +185,8 @@ def _in_torchs_context_parallel(rank: int) -> None:
     torch.testing.assert_close(out, layout.shard(wanted, rank), atol=1e-5, rtol=1e-5)
 
 
-def test_shards_of_torchs_context_parallel(pool: Pool) -> None:
-    pool.run(_in_torchs_context_parallel)
-
-
-def _more_ways(rank: int) -> None:
+@on_every_rank
+def test_more_ways_to_call(rank: int) -> None:
     """No gradients; autocast; a compiled model around it; a result that nothing flows back from."""
     layout = Layout.zigzag(64, 4)
     torch.manual_seed(1)
@@ -224,11 +211,8 @@ def _more_ways(rank: int) -> None:
         assert v.grad is not None and not v.grad.any() and q.grad is not None and q.grad.any()
 
 
-def test_more_ways_to_call(pool: Pool) -> None:
-    pool.run(_more_ways)
-
-
-def _counted(rank: int) -> None:
+@on_every_rank
+def test_no_row_is_sent_that_is_not_counted(rank: int) -> None:
     """Rows that arrive, of each chunk of heads: those that Layout's tables count, forward and backward."""
     rows: list[int] = []
     exchange = _comm.Ranks.exchange
@@ -256,11 +240,8 @@ def _counted(rank: int) -> None:
         _comm.Ranks.exchange = exchange  # type: ignore[method-assign]
 
 
-def test_no_row_is_sent_that_is_not_counted(pool: Pool) -> None:
-    pool.run(_counted)
-
-
-def _alone(rank: int) -> None:
+@on_every_rank
+def test_whole_sequences_send_nothing(rank: int) -> None:
     """Whole sequences on every rank: nothing is sent, forward or backward."""
     exchange = _comm.Ranks.exchange
     # The last rank has its two in the other order than they follow one another.
@@ -284,11 +265,8 @@ def _alone(rank: int) -> None:
         torch.testing.assert_close(got.grad, layout.shard(want.grad, rank))
 
 
-def test_whole_sequences_send_nothing(pool: Pool) -> None:
-    pool.run(_alone)
-
-
-def _with_the_negative_bit(rank: int) -> None:
+@on_every_rank
+def test_the_negative_bit_is_read(rank: int) -> None:
     """The shards of one rank, and the gradient that comes to it, are views of their negatives."""
     layout = Layout.zigzag(64, 4)
     torch.manual_seed(rank)
@@ -300,10 +278,6 @@ def _with_the_negative_bit(rank: int) -> None:
         out = context_parallel_attention(*inputs[:3], layout=layout, sink=inputs[3], causal=True)
         found.append([out.detach(), *torch.autograd.grad(out, inputs, tensors[4])])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-def test_the_negative_bit_is_read(pool: Pool) -> None:
-    pool.run(_with_the_negative_bit)
 
 
 def _meeting(rank: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 import tandem
 import torch
 import torch.distributed as dist
-from distributed_pool import Pool
+from distributed_pool import Pool, on_every_rank
 from tandem import _call
 from tandem.distributed import Layout, context_parallel_attention
 from torch.distributed.device_mesh import init_device_mesh
@@ -26,7 +26,8 @@ def test_one_graph_without_breaks(pool: Pool, strategy: str, kind: str) -> None:
     assert pool.run(_compiled, strategy, kind) == [1, 1, 0, 0]
 
 
-def _on_meshes(rank: int) -> None:
+@on_every_rank
+def test_meshes_in_a_graph(rank: int) -> None:
     """By inductor; groups that are meshes, of one dimension and of two; dense tensors, no gradients."""
     torch.compiler.reset()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("across", "within"))
@@ -37,10 +38,6 @@ def _on_meshes(rank: int) -> None:
         wanted = context_parallel_attention(*inputs, layout=layout, group=group, causal=True)
         got = compiled(*inputs, layout=layout, group=group, causal=True)
         torch.testing.assert_close(got, wanted)
-
-
-def test_meshes_in_a_graph(pool: Pool) -> None:
-    pool.run(_on_meshes)
 
 
 def _refusals(rank: int) -> tuple[str, str]:
@@ -64,7 +61,8 @@ def test_ranks_that_disagree_are_told(pool: Pool) -> None:
         assert "q has 15 rows, but the layout gives rank 1 16" in rows
 
 
-def _checked(rank: int) -> None:
+@on_every_rank
+def test_opcheck(rank: int) -> None:
     """PyTorch's own checks of the operator and its derivative."""
     layout = Layout.balanced([20, 44], 4)
     q, k, v, sink = cases.inputs(layout, rank)
@@ -74,10 +72,6 @@ def _checked(rank: int) -> None:
     arguments = (q, k, v, sink, *options, None, "ring", True)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     torch.library.opcheck(torch.ops.tandem_distributed.attention, arguments, test_utils=tests)
-
-
-def test_opcheck(pool: Pool) -> None:
-    pool.run(_checked)
 
 
 def test_a_layout_is_what_its_code_says() -> None:

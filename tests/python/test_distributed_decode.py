@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import pytest
 import tandem
 import torch
 import torch.distributed as dist
-from distributed_pool import Pool
+from distributed_pool import Pool, on_every_rank
 from tandem.distributed import CacheLayout, context_parallel_decode
 from tandem.distributed._comm import Ranks
 from torch import Tensor
@@ -23,6 +24,8 @@ from torch.distributed.device_mesh import init_device_mesh
 PAIR = (1, 3)  # ranks of a group are not those of all processes
 SEQLEN, PAGE = 150, 16
 LENGTHS = (150, 1, 0, 77, 33)  # all rows, one, none, and some
+
+_refused = functools.partial(cases.refused, context_parallel_decode)
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,8 @@ def test_more_ways_to_call(pool: Pool) -> None:
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
 
 
-def _grown(rank: int) -> None:
+@on_every_rank
+def test_a_cache_that_grows(rank: int) -> None:
     """Tokens appended to where the layout has them, a step at a time, as one device would."""
     generator = torch.Generator().manual_seed(11)
     lengths = torch.tensor([0, 37, 5], dtype=torch.int32)
@@ -203,11 +207,8 @@ def _grown(rank: int) -> None:
             assert torch.equal(got, layout.shard(t, rank))
 
 
-def test_a_cache_that_grows(pool: Pool) -> None:
-    pool.run(_grown)
-
-
-def _full(rank: int) -> None:
+@on_every_rank
+def test_a_cache_that_is_full(rank: int) -> None:
     """A token too many is written nowhere, and the next step says so."""
     layout, used = CacheLayout.striped(6, 4), torch.tensor([5, 2], dtype=torch.int32)
     keys = torch.zeros(2, layout.rows(rank), 1, 8)
@@ -223,16 +224,6 @@ def _full(rank: int) -> None:
     for options in ({}, {"check": False}):
         message = _refused(torch.zeros(2, 1, 1, 8), keys, keys, cache=layout, seqused_k=used, **options)
         assert message.startswith("seqused_k[0] is 8, but cache has 0 to 6 rows of a sequence")
-
-
-def test_a_cache_that_is_full(pool: Pool) -> None:
-    pool.run(_full)
-
-
-def _refused(*tensors: Any, **options: Any) -> str:
-    with pytest.raises((tandem.TandemError, TypeError)) as caught:
-        context_parallel_decode(*tensors, **options)
-    return str(caught.value)
 
 
 def _refusals(rank: int) -> dict[str, str]:
@@ -297,14 +288,7 @@ def test_what_is_wrong_is_told_on_every_rank(pool: Pool) -> None:
         "left": "window is (-2, -1)",
         "right": "window is (-1, -2)",
     }
-    for rank, told in enumerate(pool.run(_refusals)):
-        for name, (what, first, other) in values.items():
-            message = told[name]
-            assert message.startswith(f"ranks disagree on {what}: rank 0 of the group has {first}"), message
-            assert f"rank 2 has {other}" in message, message
-        for name, part in parts.items():
-            assert part in told[name], told[name]
-            assert told[name].startswith("rank 2 of the group: ") == (rank != 2)
+    cases.assert_told(pool.run(_refusals), values, parts)
 
 
 def _missing(rank: int) -> tuple[float, str]:

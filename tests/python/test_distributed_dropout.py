@@ -11,7 +11,7 @@ import pytest
 import tandem
 import torch
 import torch.distributed as dist
-from distributed_pool import Pool
+from distributed_pool import Pool, on_every_rank
 from tandem.distributed import Layout, _comm, context_parallel_attention, gather
 from tandem.distributed._comm import Ranks
 from test_distributed_functions import BATCH, DIM, LENGTHS, MOST, PAIR, SEEN, randn
@@ -114,7 +114,8 @@ def test_dropout_in_16_bits(pool: Pool) -> None:
     pool.run(dropped, (8, 4), None, torch.bfloat16, "cpu")
 
 
-def _seeded(rank: int) -> None:
+@on_every_rank
+def test_ranks_take_one_seed(rank: int) -> None:
     """Without a seed that of the first rank; the bits follow from it."""
     layout = Layout.zigzag(64, 4)
     whole = [randn(1, 64, 4, DIM, seed=i) for i in range(3)]
@@ -129,10 +130,6 @@ def _seeded(rank: int) -> None:
     assert not torch.equal(out, again)
 
 
-def test_ranks_take_one_seed(pool: Pool) -> None:
-    pool.run(_seeded)
-
-
 def _refusals(rank: int) -> dict[str, str]:
     """What each rank is told where rank 2 asks for something else, and where all ask for what is not."""
     layout, packed, odd = Layout.zigzag(64, 4), Layout.balanced([20, 44], 4), rank == 2
@@ -142,9 +139,7 @@ def _refusals(rank: int) -> dict[str, str]:
     _comm.Ranks.exchange = _comm.Ranks.shift = None  # type: ignore[method-assign, assignment]
 
     def refused(*tensors: Any, layout: Layout = layout, **options: Any) -> str:
-        with pytest.raises((tandem.TandemError, TypeError)) as caught:
-            context_parallel_attention(*(tensors or (q, k, v)), layout=layout, **options)
-        return str(caught.value)
+        return cases.refused(context_parallel_attention, *(tensors or (q, k, v)), layout=layout, **options)
 
     def bent(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         return score if i > j else -score
@@ -194,13 +189,6 @@ def test_what_cannot_be_is_told_on_every_rank_before_anything_is_sent(pool: Pool
         "packed": "bias is given with cu_seqlens, but positions count in each sequence; use score_mod",
         "heads": "3 query heads on 3 key heads cannot be divided among 4 ranks",
     }
-    for rank, told in enumerate(pool.run(_refusals)):
-        for name, (what, first, other) in values.items():
-            message = told[name]
-            assert message.startswith(f"ranks disagree on {what}: rank 0 of the group has {first}"), message
-            assert f"rank 2 has {other}" in message, message
-        for name, part in of_rank_2.items():
-            assert part in told[name], told[name]
-            assert told[name].startswith("rank 2 of the group: ") == (rank != 2)
-        for name, part in of_all.items():
-            assert part in told[name], told[name]
+    of_ranks = pool.run(_refusals)
+    cases.assert_told(of_ranks, values, of_rank_2)
+    assert all(part in told[name] for told in of_ranks for name, part in of_all.items())

@@ -35,21 +35,16 @@ def _gathers(rank: int) -> dict[str, str]:
     x = torch.randn(2, layout.rows(rank), 4, 8)
 
     def refused(x: Any, **options: Any) -> str:
-        with pytest.raises((tandem.TandemError, TypeError)) as caught:
-            gather(x, **{"layout": layout, **options})
-        return str(caught.value)
+        return cases.refused(gather, x, **{"layout": layout, **options})
 
-    def called(x: torch.Tensor) -> str:
-        with pytest.raises(tandem.TandemError) as caught:
-            context_parallel_attention(x, x, x, layout=layout) if odd else gather(x, layout=layout)
-        return str(caught.value)
+    tensors, call = ([x] * 3, context_parallel_attention) if odd else ([x], gather)
 
     told = {
         "dtype": refused(x.double() if odd else x),
         "shape": refused(x[:1] if odd else x),
         "dim": refused(x.transpose(1, 2) if odd else x, dim=2 if odd else 1),
         "layout": refused(x, layout=Layout.striped(64, 4) if odd else layout),
-        "call": called(x),
+        "call": cases.refused(call, *tensors, layout=layout),
         "rows": refused(x[:, 1:] if odd else x),
         "type": refused("x" if odd else x),
         "far": refused(x, dim=7 if odd else 1),
@@ -66,15 +61,9 @@ def test_ranks_that_gather_different_things_are_told_on_every_rank(pool: Pool) -
         "layout": ("layout", "zigzag", "striped"),
         "call": ("call", "gather", "context_parallel_attention"),
     }
-    for rank, told in enumerate(pool.run(_gathers)):
-        for name, (what, first, other) in values.items():
-            message = told[name]
-            assert message.startswith(f"ranks disagree on {what}: rank 0 of the group has {first}"), message
-            assert f"rank 2 has {other}" in message, message
-        assert "x has 15 rows, but the layout gives rank 2 16" in told["rows"]
-        assert "x is a str" in told["type"] and "dim is 7" in told["far"]
-        for name in ("rows", "type", "far"):
-            assert told[name].startswith("rank 2 of the group: ") == (rank != 2)
+    rows = "x has 15 rows, but the layout gives rank 2 16"
+    wrong = {"rows": rows, "type": "x is a str", "far": "dim is 7"}
+    cases.assert_told(pool.run(_gathers), values, wrong)
 
 
 SIZES = {"heads_q": 8, "heads_kv": 2, "head_dim_qk": 64}

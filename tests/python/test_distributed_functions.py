@@ -13,7 +13,7 @@ import distributed_cases as cases
 import pytest
 import torch
 import torch.distributed as dist
-from distributed_pool import Pool
+from distributed_pool import Pool, on_every_rank
 from tandem.distributed import Layout, context_parallel_attention, gather
 from tandem.distributed._comm import Ranks
 from torch import Tensor
@@ -315,7 +315,8 @@ def test_right_of_levels(pool: Pool, name: str, kind: str) -> None:
     pool.run(right_of_levels, name, kind)
 
 
-def _more_ways(rank: int) -> None:
+@on_every_rank
+def test_more_ways_to_call(rank: int) -> None:
     """A bias whose derivative goes on; a compiled model around a call; a backward pass that runs twice."""
     layout = Layout.zigzag(64, 4)
     q, k, v = (layout.shard(randn(1, 64, 4, DIM, seed=i), rank) for i in range(3))
@@ -339,7 +340,3 @@ def _more_ways(rank: int) -> None:
     logs.requires_grad_(False)
     call(q.requires_grad_()).sum().backward()  # q alone
     assert q.grad is not None and logs.grad is None
-
-
-def test_more_ways_to_call(pool: Pool) -> None:
-    pool.run(_more_ways)

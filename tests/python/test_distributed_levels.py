@@ -63,9 +63,8 @@ def _wrong(rank: int) -> dict[str, str]:
     layout = Layout.zigzag(64, 4)
 
     def told(*tensors: torch.Tensor, **options: Any) -> str:
-        with pytest.raises(tandem.TandemError) as caught:
-            context_parallel_attention(*tensors, **{"layout": layout, "group": mesh, **options})
-        return str(caught.value)
+        given = {"layout": layout, "group": mesh, **options}
+        return cases.refused(context_parallel_attention, *tensors, **given)
 
     q, k, v = _shards(rank, layout)
     out = context_parallel_attention(q, k, v, layout=layout, group=column, strategy="heads+ring")

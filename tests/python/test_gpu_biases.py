@@ -7,22 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("transformers", minversion="5", reason="Transformers 5 is not installed")
-
-from tandem.integrations import transformers as integration  # noqa: E402
-from test_gpu_models import assert_as_exact  # noqa: E402
-from test_transformers_biases import images, swin, t5, text  # noqa: E402
+from test_gpu_models import assert_as_exact, pytestmark
+from test_transformers_biases import images, swin, t5, text
 
 MODELS = {"t5": t5, "swin": swin}
 DEVICE = "cuda"
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that PyTorch can use")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _registered() -> None:
-    integration.register()
+__all__ = ["pytestmark"]
 
 
 def models(name: str) -> tuple[Any, Any, Any]:

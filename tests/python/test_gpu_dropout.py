@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,17 +38,6 @@ def close(a: Tensor, b: Tensor) -> None:
     """Sums of 66560 numbers near 1 that are equal but for their rounding to bf16, which adds up to 0.3 or so;
     those of two masks differ by 24."""
     torch.testing.assert_close(a.float(), b.float(), rtol=0, atol=3.0)
-
-
-@pytest.fixture
-def in_torch() -> Iterator[None]:
-    registry = pytest.importorskip("torch.nn.attention")
-    if not hasattr(registry, "register_flash_attention_impl"):
-        pytest.skip("this PyTorch has no registry of flash attention implementations")
-    tandem.flash_attn.register_with_torch()
-    registry.activate_flash_attention_impl("tandem")
-    yield
-    registry.restore_flash_attention_impl()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

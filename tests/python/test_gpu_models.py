@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 from typing import Any
 
+import hub
 import pytest
 import torch
+from hub import transformers
+from test_transformers import MODELS, SMALL
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-transformers = pytest.importorskip("transformers", minversion="5", reason="Transformers 5 is not installed")
-
-from tandem.integrations import transformers as integration  # noqa: E402
-from test_transformers import MODELS, SMALL  # noqa: E402
-
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that PyTorch can use")
+pytestmark = [
+    pytest.mark.usefixtures("registered"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that PyTorch can use"),
+]
 
 ROWS, VOCABULARY = 150, 256
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 192, "head_dim": 64}
@@ -30,11 +29,6 @@ BART = {"d_model": 256, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_d
 BART |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 192}
 BART |= {"vocab_size": VOCABULARY, "max_position_embeddings": 2 * ROWS, "dropout": 0.0, "pad_token_id": 0}
 BART |= {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "forced_eos_token_id": None}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _registered() -> None:
-    integration.register()
 
 
 def config_of(name: str) -> Any:
@@ -69,12 +63,7 @@ def models(name: str) -> tuple[Any, Any, Any]:
 def text(name: str, side: str) -> dict[str, torch.Tensor]:
     """A batch of three: 0, 40 and 120 tokens of padding on that side."""
     ids = torch.randint(3, VOCABULARY, (3, ROWS))
-    mask = torch.ones_like(ids)
-    for row, pads in enumerate((0, 40, 120)):
-        if side == "left":
-            mask[row, :pads] = 0
-        elif side == "right":
-            mask[row, ROWS - pads :] = 0
+    mask = hub.padding(side, ROWS, 0, 40, 120)
     inputs = {"input_ids": ids.cuda(), "attention_mask": mask.cuda()}
     if name == "bart":
         inputs["decoder_input_ids"] = torch.randint(3, VOCABULARY, (3, 70)).cuda()

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import tandem
 import tandem.flash_attn
 import torch
-from tandem import _call
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that PyTorch can use")
 
 HEADS, QUERIES, KEYS = 4, 130, 200
-
-
-@pytest.fixture
-def in_torch() -> Iterator[Any]:
-    registry = pytest.importorskip("torch.nn.attention")
-    if not hasattr(registry, "register_flash_attention_impl"):
-        pytest.skip("this PyTorch has no registry of flash attention implementations")
-    tandem.flash_attn.register_with_torch()
-    registry.activate_flash_attention_impl("tandem")
-    yield registry
-    registry.restore_flash_attention_impl()
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    made: list[str] = []
-    for name in ("forward", "backward"):
-        real = getattr(_call, name)
-        spy = lambda *a, _name=name, _real=real, **o: made.append(_name) or _real(*a, **o)  # noqa: E731
-        monkeypatch.setattr(_call, name, spy)
-    return made
 
 
 def inputs(heads_kv: int = HEADS, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import tandem
 import torch
-from tandem import flash_attn
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-
-
-@pytest.fixture
-def in_torch() -> Iterator[Any]:
-    registry = pytest.importorskip("torch.nn.attention")
-    if not hasattr(registry, "register_flash_attention_impl"):
-        pytest.skip("this PyTorch has no registry of flash attention implementations")
-    flash_attn.register_with_torch()
-    registry.activate_flash_attention_impl("tandem")
-    yield registry
-    registry.restore_flash_attention_impl()
 
 
 @pytest.mark.parametrize(("rows", "keys"), [(20, 20), (12, 20), (20, 12)])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [16, 20, 65])
 def test_scaled_dot_product_attention(
-    in_torch: Any, monkeypatch: pytest.MonkeyPatch, rows: int, keys: int, causal: bool, head_dim: int
+    in_torch: Any, calls: list[str], rows: int, keys: int, causal: bool, head_dim: int
 ) -> None:
     """PyTorch's function, its causal mask at the top left corner, any head_dim, forward and backward."""
-    calls: list[str] = []
-    for name in ("forward", "backward"):
-        real = getattr(tandem._call, name)
-        spy = lambda *a, _name=name, _real=real, **o: calls.append(_name) or _real(*a, **o)  # noqa: E731
-        monkeypatch.setattr(tandem._call, name, spy)
-
     inputs = [torch.randn(2, 4, n, head_dim, requires_grad=True) for n in (rows, keys, keys)]
     out = scaled_dot_product_attention(*inputs, is_causal=causal)
     dout = torch.randn(out.shape)
@@ -44,8 +26,7 @@ def test_scaled_dot_product_attention(
     assert calls == ["forward", "backward"]
     with in_torch.sdpa_kernel(in_torch.SDPBackend.MATH):
         out = scaled_dot_product_attention(*inputs, is_causal=causal)
-    for a, b in zip(got, (out, *torch.autograd.grad(out, inputs, dout)), strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(got, (out, *torch.autograd.grad(out, inputs, dout)))
 
 
 @pytest.mark.parametrize(("head_dim", "dtype"), [(16, torch.float64), (1032, torch.float32)], ids=str)
@@ -64,8 +45,7 @@ def test_scaled_dot_product_attention_of_what_tandem_lacks_stays_pytorchs(
 
     with_tandem = results()
     in_torch.restore_flash_attention_impl()
-    for a, b in zip(with_tandem, results(), strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(with_tandem, results())
 
 
 def test_scaled_dot_product_attention_is_given_back(in_torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,20 +201,9 @@ def test_transformer_layers_give_what_they_give_without_tandem(
     without_and_with_tandem(in_torch, monkeypatch, results)
 
 
-def spied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of Tandem's passes, as they run."""
-    calls: list[str] = []
-    for name in ("forward", "backward"):
-        real = getattr(tandem._call, name)
-        spy = lambda *a, _name=name, _real=real, **o: calls.append(_name) or _real(*a, **o)  # noqa: E731
-        monkeypatch.setattr(tandem._call, name, spy)
-    return calls
-
-
 @pytest.mark.parametrize("mask", ["none", "causal", "boolean", "added"])
-def test_dropout_on_the_cpu(in_torch: Any, monkeypatch: pytest.MonkeyPatch, mask: str) -> None:
+def test_dropout_on_the_cpu(in_torch: Any, calls: list[str], mask: str) -> None:
     """What is kept is what tandem.attention keeps with the same random numbers, in both passes."""
-    calls = spied(monkeypatch)
     q, k, v = (torch.randn(2, 4, 20, 16, requires_grad=True) for _ in range(3))
     seen = torch.rand(2, 1, 20, 20) > 0.3
     added = torch.randn(4, 20, 20)
@@ -253,16 +222,14 @@ def test_dropout_on_the_cpu(in_torch: Any, monkeypatch: pytest.MonkeyPatch, mask
     out = tandem.attention(*(t.transpose(1, 2) for t in (q, k, v)), dropout_p=0.3, **ours[mask]).transpose(
         1, 2
     )
-    for a, b in zip(got, (out, *torch.autograd.grad(out.sum(), (q, k, v))), strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(got, (out, *torch.autograd.grad(out.sum(), (q, k, v))))
     with torch.no_grad():
         scaled_dot_product_attention(q, k, v, dropout_p=0.3, **options[mask])
     assert len(calls) == 5
 
 
-def test_multihead_attention_with_dropout(in_torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multihead_attention_with_dropout(in_torch: Any, calls: list[str]) -> None:
     """The mean of many calls is the call without."""
-    calls = spied(monkeypatch)
     module = torch.nn.MultiheadAttention(32, 4, dropout=0.2, batch_first=True)
     x = torch.randn(2, 9, 32)
 
@@ -279,8 +246,7 @@ def test_multihead_attention_with_dropout(in_torch: Any, monkeypatch: pytest.Mon
     assert (error > 0).all()
 
 
-def test_a_mask_that_requires_a_gradient(in_torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = spied(monkeypatch)
+def test_a_mask_that_requires_a_gradient(in_torch: Any, calls: list[str]) -> None:
     q, k, v = (torch.randn(2, 4, 20, 16, requires_grad=True) for _ in range(3))
     mask = torch.randn(4, 1, 20, requires_grad=True)
     out = scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -290,13 +256,13 @@ def test_a_mask_that_requires_a_gradient(in_torch: Any, monkeypatch: pytest.Monk
     with in_torch.sdpa_kernel(in_torch.SDPBackend.MATH):  # which is PyTorch's where it is asked for by name
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask)
     assert len(calls) == 2
-    for a, b in zip(got, (out, *torch.autograd.grad(out, (q, k, v, mask), dout)), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        got, (out, *torch.autograd.grad(out, (q, k, v, mask), dout)), rtol=1e-4, atol=1e-5
+    )
 
 
-def test_dropout_that_stays_pytorchs(in_torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_that_stays_pytorchs(in_torch: Any, calls: list[str]) -> None:
     """All of it, in float64, of other ranks, under a transform, and in a compiled function."""
-    calls = spied(monkeypatch)
     q = torch.randn(2, 4, 20, 16)
     assert not scaled_dot_product_attention(q, q, q, dropout_p=1.0).any()
     scaled_dot_product_attention(*(q.double(),) * 3, dropout_p=0.5)
@@ -310,10 +276,9 @@ def test_dropout_that_stays_pytorchs(in_torch: Any, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(("keys", "is_causal"), [(20, True), (12, True), (300, False)])
 @pytest.mark.parametrize("heads_kv", [4, 2])
 def test_second_derivatives_where_pytorch_has_them(
-    in_torch: Any, monkeypatch: pytest.MonkeyPatch, keys: int, is_causal: bool, heads_kv: int
+    in_torch: Any, calls: list[str], keys: int, is_causal: bool, heads_kv: int
 ) -> None:
     """Of learned masks PyTorch's, and with dropout those of the entries that the call kept."""
-    calls = spied(monkeypatch)
     q, k, v = (
         torch.randn(2, h, n, 16, requires_grad=True) for h, n in ((4, 20), (heads_kv, keys), (heads_kv, keys))
     )
@@ -328,14 +293,14 @@ def test_second_derivatives_where_pytorch_has_them(
     got = penalty(attn_mask=mask)
     assert calls == ["forward", "backward"]  # the latter of the penalty by what is squared
     with in_torch.sdpa_kernel(in_torch.SDPBackend.MATH):
-        for a, b in zip(got, penalty(attn_mask=mask), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(got, penalty(attn_mask=mask), rtol=1e-3, atol=1e-3)
     torch.manual_seed(5)
     recorded = penalty(dropout_p=0.3, is_causal=is_causal)[:3]
     torch.manual_seed(5)
     out = scaled_dot_product_attention(q, k, v, enable_gqa=heads_kv != 4, dropout_p=0.3, is_causal=is_causal)
-    for a, b in zip(recorded, torch.autograd.grad(out.square().sum(), (q, k, v)), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        recorded, torch.autograd.grad(out.square().sum(), (q, k, v)), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(

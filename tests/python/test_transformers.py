@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 from pathlib import Path
 from typing import Any
 
+import hub
 import pytest
 import tandem
 import torch
+from hub import transformers
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-transformers = pytest.importorskip("transformers", minversion="5", reason="Transformers 5 is not installed")
-
-from tandem.integrations import transformers as integration  # noqa: E402
+pytestmark = pytest.mark.usefixtures("registered")
 
 SMALL = {
     "vocab_size": 64,
@@ -52,11 +50,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 ROWS = 11
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _registered() -> None:
-    integration.register()
-
-
 @functools.cache
 def models(name: str) -> tuple[Any, Any]:
     """The model on eager attention, and its copy on Tandem. Random weights, large enough to matter."""
@@ -74,13 +67,7 @@ def models(name: str) -> tuple[Any, Any]:
 
 
 def padding(side: str) -> torch.Tensor:
-    """A batch of three: 0, 3 and 8 tokens of padding on that side, or all rows full."""
-    mask = torch.ones(3, ROWS, dtype=torch.int64)
-    for row, pads in enumerate((0, 3, 8)):
-        if side == "left":
-            mask[row, :pads] = 0
-        elif side == "right":
-            mask[row, ROWS - pads :] = 0
+    mask = hub.padding(side, ROWS, 0, 3, 8)
     if side == "inside":
         mask[1, 4:6] = 0
     return mask

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import tandem
 import torch
-from test_transformers import MODELS, integration, models, transformers
+from hub import integration, transformers
+from test_transformers import MODELS, models
 
 NAME = "tandem_flash"
 LENGTHS = (3, 17, 1, 9)

@@ -6,20 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import hub
 import pytest
 import tandem
 import torch
+from hub import integration, transformers
 
-transformers = pytest.importorskip("transformers", minversion="5", reason="Transformers 5 is not installed")
-
-from tandem.integrations import transformers as integration  # noqa: E402
+pytestmark = pytest.mark.usefixtures("registered")
 
 B, ROWS, VOCABULARY = 3, 23, 64
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _registered() -> None:
-    integration.register()
 
 
 def t5(attention: str) -> Any:
@@ -46,12 +41,8 @@ def swin(attention: str) -> Any:
 
 
 def padding(side: str) -> torch.Tensor:
-    mask = torch.ones(B, ROWS, dtype=torch.long)
-    if side == "right":
-        mask[0, 15:] = mask[2, 20:] = 0
-    elif side == "left":
-        mask[0, :8] = mask[2, :3] = 0
-    elif side == "inside":
+    mask = hub.padding(side, ROWS, 8, 0, 3)
+    if side == "inside":
         mask[0, 7:9] = 0
     return mask
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import distributed_cases as cases
@@ -10,14 +9,10 @@ import pytest
 import tandem
 import torch
 from distributed_pool import Pool
+from hub import integration, transformers
+from tandem.distributed import gather
+from test_transformers import MODELS, SMALL
 from torch.nn.parallel import DistributedDataParallel
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-transformers = pytest.importorskip("transformers", minversion="5", reason="Transformers 5 is not installed")
-
-from tandem.distributed import gather  # noqa: E402
-from tandem.integrations import transformers as integration  # noqa: E402
-from test_transformers import MODELS, SMALL  # noqa: E402
 
 PAIR = (0, 1)
 
@@ -102,9 +97,7 @@ def _refused(rank: int) -> dict[str, str]:
     batch, odd = _batches()["dense"], rank == 1
 
     def told(**more: Any) -> str:
-        with pytest.raises(tandem.TandemError) as caught:
-            model(**{**batch, **more})
-        return str(caught.value)
+        return cases.refused(model, **{**batch, **more})
 
     ids = batch["input_ids"]
     padded = batch["attention_mask"].clone()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -12,17 +11,11 @@ from typing import Any
 import pytest
 import tandem
 import torch
+from hub import integration, transformers
+from tandem.integrations import _instead
+from test_transformers import SMALL, padding, tokens
 
-transformers = pytest.importorskip("transformers", minversion="5", reason="Transformers 5 is not installed")
-
-from tandem.integrations import _instead  # noqa: E402
-from tandem.integrations import transformers as integration  # noqa: E402
-from test_transformers import SMALL, padding, tokens  # noqa: E402
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _registered() -> None:
-    integration.register()
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 def test_what_tandem_lacks_is_an_error_that_says_what_to_do() -> None:
@@ -176,15 +169,3 @@ def test_a_mask_is_no_tensor() -> None:
     assert mask.shape == (1, 1, 4, 4) and mask.ndim == 4
     for twin in (copy.copy(mask), copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))):
         assert twin.pattern == mask.pattern and twin.shape == mask.shape
-
-
-def test_masks_that_are_not_known_are_refused() -> None:
-    makers = importlib.import_module("transformers.masking_utils")
-    blocks = makers.blockwise_overlay(torch.zeros(1, 4, dtype=torch.int64))
-    for function in (
-        makers.or_masks(makers.causal_mask_function, blocks),
-        makers.chunked_causal_mask_function(4, torch.zeros(1)),
-        lambda b, h, q, k: q >= k,
-    ):
-        with pytest.raises(tandem.UnsupportedError, match="this model's mask is built by"):
-            integration.attention_mask(1, 4, 4, mask_function=function)
