@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from family_walk import LARGEST, Outcome, start, walk
@@ -101,110 +101,99 @@ with `register(unsupported="sdpa")` PyTorch's work.
 """
 
 
-def page(found: list[Outcome]) -> str:
-    """The page's text."""
-    return (
-        INTRODUCTION + _right(found) + _for_pytorch(found) + _refused(found) + _others(found)
-    ).rstrip() + "\n"
+def _refused(why: str, instead: str = "", handed: bool | None = None) -> Callable[[Outcome], bool]:
+    """Families that are refused with these words, where PyTorch in Tandem's stead is `instead`."""
+    return lambda o: (
+        (o.kind == "refused" and why in o.why and o.instead.startswith(instead))
+        and handed in (None, HANDED in o.why)
+    )
 
 
-def _of(found: list[Outcome], kind: str, why: str = "") -> list[str]:
-    return [o.model_type for o in found if o.kind == kind and why in o.why]
-
-
-def _right(found: list[Outcome]) -> str:
-    text = _block("Right", "Within rounding of eager attention.", _of(found, "right"))
-    text += _block(
+_FOR_PYTORCH = f"An error; right with `register({HANDED})`."
+_EAGER = 'an error; use `attn_implementation="eager"`.'
+#: Title, text, and which families they are for.
+SECTIONS: list[tuple[str, str, Callable[[Outcome], bool]]] = [
+    ("Right", "Within rounding of eager attention.", lambda o: o.kind == "right"),
+    (
         "As Transformers' sdpa",
         "Within rounding of Transformers' own sdpa, whose results are not those of eager attention in these "
         "models: eager adds a mask of booleans as numbers, or has attention's weights among its outputs.",
-        _of(found, "as sdpa"),
-    )
-    return text + _block(
+        lambda o: o.kind == "as sdpa",
+    ),
+    (
         "Right but where they pool padding",
         "They take a row of padding for their result under some padding: it depends on what stands there.",
-        _of(found, "undefined"),
-    )
-
-
-def _for_pytorch(found: list[Outcome]) -> str:
-    """What is refused with a remedy by which PyTorch's attention serves instead."""
-    text = ""
-    for title, why in (
-        ("Masks that Tandem does not know", "mask is built by"),
-        ("Heads of more than 1024 dimensions", "dimensions, more than"),
-        ("Windows without causality whose queries are not the last keys", "queries stand at keys"),
-    ):
-        served = [o.model_type for o in found if why in o.why and o.instead.startswith("right")]
-        text += _block(title, f"An error; right with `register({HANDED})`.", served)
-    text += _block(
+        lambda o: o.kind == "undefined",
+    ),
+    ("Masks that Tandem does not know", _FOR_PYTORCH, _refused("mask is built by", "right")),
+    ("Heads of more than 1024 dimensions", _FOR_PYTORCH, _refused("dimensions, more than", "right")),
+    (
+        "Windows without causality whose queries are not the last keys",
+        _FOR_PYTORCH,
+        _refused("queries stand at keys", "right"),
+    ),
+    (
         "Where eager attention and sdpa differ themselves",
         f"An error; with `register({HANDED})` they are what Transformers' own sdpa makes of them, which is "
         "not eager's result in these models, or fails.",
-        (o.model_type for o in found if o.kind == "refused" and o.instead.startswith("as sdpa")),
-    )
-    served_not = [
-        o.model_type
-        for o in found
-        if o.kind == "refused" and HANDED in o.why and not o.instead.startswith(("right", "as sdpa"))
-    ]
-    return text + _block("Lacking more than that", 'An error; use `attn_implementation="eager"`.', served_not)
-
-
-def _refused(found: list[Outcome]) -> str:
-    """What is refused with no other remedy than the attention of Transformers."""
-    text = _block(
+        _refused("", "as sdpa"),
+    ),
+    (
+        "Lacking more than that",
+        _EAGER.capitalize(),
+        lambda o: _refused("", handed=True)(o) and not o.instead.startswith(("right", "as sdpa")),
+    ),
+    # What follows has no other remedy than the attention of Transformers.
+    (
         "Keys or sinks chosen otherwise",
-        "What the model hands to its attention is not known to Tandem: an error; use "
-        '`attn_implementation="eager"`.',
-        (
-            o.model_type
-            for o in found
-            if o.kind == "refused"
-            and "asks for" in o.why
-            and HANDED not in o.why
-            and "causal queries" not in o.why
-        ),
-    )
-    text += _block(
+        f"What the model hands to its attention is not known to Tandem: {_EAGER}",
+        lambda o: _refused("asks for", handed=False)(o) and "causal queries" not in o.why,
+    ),
+    (
         "Layers that say they are causal, without a mask",
-        "Eager attention lets their queries see every key then, PyTorch's earlier ones alone: an error; use "
-        '`attn_implementation="eager"`.',
-        _of(found, "refused", "causal queries"),
-    )
-    text += _block(
+        f"Eager attention lets their queries see every key then, PyTorch's earlier ones alone: {_EAGER}",
+        _refused("causal queries"),
+    ),
+    (
         "Attention of their own, from a mask",
-        "They compute their attention outside Transformers' attention interface: an error; use "
-        '`attn_implementation="eager"`.',
-        _of(found, "refused", "from a mask tensor"),
-    )
-    return text + _block(
+        f"They compute their attention outside Transformers' attention interface: {_EAGER}",
+        _refused("from a mask tensor"),
+    ),
+    (
         "Attention of their own, by class",
         'They fail as they load, with an error that says so; use `attn_implementation="sdpa"` or `"eager"`.',
-        _of(found, "refused", "by classes of its own"),
-    )
-
-
-def _others(found: list[Outcome]) -> str:
-    """Families without a part for Tandem, those that run inside others, and those not tried."""
-    text = _block(
+        _refused("by classes of its own"),
+    ),
+    (
         "Attention of their own, whatever is asked for",
         "They load and are right, and Tandem has no part in it; some have no attention at all.",
-        _of(found, "own") + _of(found, "static"),
-    )
-    text += _block(
+        lambda o: o.kind in ("own", "static"),
+    ),
+    (
         "No forward pass of their own",
         "Nothing calls them as they are; the families that they are made of are tested.",
-        (f"{o.model_type} ({o.why})" if o.why else o.model_type for o in found if o.kind == "frame"),
-    )
+        lambda o: o.kind == "frame",
+    ),
+]
+
+
+def _listed(o: Outcome) -> str:
+    return f"{o.model_type} ({o.why})" if o.kind == "frame" and o.why else o.model_type
+
+
+def page(found: list[Outcome]) -> str:
+    """The page's text."""
+    text = INTRODUCTION
+    for title, about, wanted in SECTIONS:
+        text += _block(title, about, (_listed(o) for o in found if wanted(o)))
     kinds = {o.model_type: o.kind for o in found}
-    for title, wanted in (("Inside a family that is right", True), ("Inside a family that is not", False)):
+    for title, right in (("Inside a family that is right", True), ("Inside a family that is not", False)):
         text += _block(
             title,
             "Parts that the test runs inside the family named, as users do.",
-            (f"{part} (in {home})" for part, home in inside().items() if (kinds[home] == "right") == wanted),
+            (f"{part} (in {home})" for part, home in inside().items() if (kinds[home] == "right") == right),
         )
-    return text + _not_tried()
+    return (text + _not_tried()).rstrip() + "\n"
 
 
 _NO_CUDA = (

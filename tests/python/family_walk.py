@@ -131,9 +131,9 @@ def _walk(model_type: str) -> Outcome:
         result = Outcome(model_type, "right", errors=result.errors, parts=result.parts)
     if result.kind == "wrong":
         result = _undefined(result, eager, config, chosen)
-    sdpa = _twin(eager, config, PYTORCHS) if result.kind == "wrong" else None
-    if sdpa is not None and (
-        _as_sdpa(eager, ours, config, chosen) or _near_exact(sdpa, ours, chosen, SIDES, outputs=True)
+    if result.kind == "wrong" and (
+        _as_sdpa(eager, ours, config, chosen)
+        or _near_exact(_twin(eager, config, PYTORCHS), ours, chosen, SIDES, outputs=True)
     ):
         result.kind = "as sdpa"
     if result.kind in ("wrong", "error"):
@@ -215,11 +215,14 @@ def _running_model(
     return None, 0, why or "arguments that no candidate has"
 
 
-def _parts(model: PreTrainedModel, chosen: int) -> set[str]:
+def _arguments(model: PreTrainedModel, side: str, chosen: int) -> dict[str, Any]:
     torch.manual_seed(11)
-    arguments = [*family_inputs.candidates(model, "none")][chosen]
+    return [*family_inputs.candidates(model, side)][chosen]
+
+
+def _parts(model: PreTrainedModel, chosen: int) -> set[str]:
     with family_parts.watched(model) as seen, torch.no_grad():
-        family_vision.call(model, arguments)
+        family_vision.call(model, _arguments(model, "none", chosen))
     return seen
 
 
@@ -280,8 +283,7 @@ def _compared(
     errors, refused, failed, wrong = {}, "", "", ""
     _calls[0] = 0
     for side in SIDES:
-        torch.manual_seed(11)
-        arguments = [*family_inputs.candidates(eager, side)][chosen]
+        arguments = _arguments(eager, side, chosen)
         if side != "none" and not any("mask" in name for name in arguments):
             continue
         try:
@@ -298,12 +300,16 @@ def _compared(
             failed = failed or f"{side}: {_said(error)}"
             continue
         errors[side] = differ(expected[side], got)
-        if errors[side][0] > BOUND_OUTPUTS or errors[side][1] > BOUND_GRADIENTS:
+        if _beyond(errors[side]):
             wrong += f"{side}: {errors[side][0]:.1e} and {errors[side][1]:.1e} "
     kind = (
         "wrong" if wrong else "error" if failed else "refused" if refused else "right" if _calls[0] else "own"
     )
     return outcome(kind, wrong or failed or refused, errors=errors), expected
+
+
+def _beyond(errors: tuple[float, float]) -> bool:
+    return any(error > bound for error, bound in zip(errors, BOUNDS, strict=True))
 
 
 def _rounded(wrong: Outcome, eager: PreTrainedModel, ours: PreTrainedModel, chosen: int) -> bool:
@@ -323,8 +329,7 @@ def _near_exact(
     """Whether our gradients, and `outputs`, are at most twice as far as theirs from theirs in float64."""
     exact = copy.deepcopy(theirs).double()
     for side in sides:
-        torch.manual_seed(11)
-        arguments = [*family_inputs.candidates(theirs, side)][chosen]
+        arguments = _arguments(theirs, side, chosen)
         in_double = {
             name: given.double() if isinstance(given, Tensor) and given.is_floating_point() else given
             for name, given in arguments.items()
@@ -350,26 +355,24 @@ def _as_sdpa(eager: PreTrainedModel, instead: PreTrainedModel, config: Any, chos
     for side in SIDES:
         results: list[Any] = []
         for model in (sdpa, instead):
-            torch.manual_seed(11)
             try:
-                results.append(_run(model, [*family_inputs.candidates(eager, side)][chosen]))
+                results.append(_run(model, _arguments(eager, side, chosen)))
             except Exception as error:
                 results.append(_said(error))
         if isinstance(results[0], str) or isinstance(results[1], str):
             if results[0] != results[1]:
                 return False
-        elif any(error > bound for error, bound in zip(differ(*results), BOUNDS, strict=True)):
+        elif _beyond(differ(*results)):
             return False
     return True
 
 
 def _undefined(wrong: Outcome, eager: PreTrainedModel, config: Any, chosen: int) -> Outcome:
     """A model that pools a row of padding has no result there: it depends on what stands at padding."""
-    for side, (output, gradient) in wrong.errors.items():
-        if output <= BOUND_OUTPUTS and gradient <= BOUND_GRADIENTS:
+    for side, errors in wrong.errors.items():
+        if not _beyond(errors):
             continue
-        torch.manual_seed(11)
-        arguments = [*family_inputs.candidates(eager, side)][chosen]
+        arguments = _arguments(eager, side, chosen)
         mask = arguments.get("attention_mask")
         if side == "none" or mask is None or "input_ids" not in arguments:
             return wrong

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -214,6 +214,17 @@ def assert_close(got: Tensor, expected: Tensor, *same: Tensor) -> None:
     gain_error = abs((errors * expected).mean().item())
     gain_bound = max(0.004 * size**2, chance * size)
     assert gain_error <= gain_bound, f"the gain is off by {gain_error / size**2:.3g}"
+
+
+def assert_all_close(got: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
+    for a, b in zip(got, expected, strict=True):
+        assert_close(a, b)
+
+
+def assert_equal(got: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
+    """As many tensors, of the same bits."""
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a, b)
 
 
 def _rms(x: Tensor) -> float:

@@ -81,8 +81,7 @@ def test_any_head_dim(head_dim: int) -> None:
     dout = torch.randn(out.shape)
     oracle.assert_close(out, oracle.exact(*inputs, causal=True)[0])
     references = oracle.gradients(oracle.exact, *inputs, dout, causal=True)
-    for a, b in zip(torch.autograd.grad(out, inputs, dout), references, strict=True):
-        oracle.assert_close(a, b)
+    oracle.assert_all_close(torch.autograd.grad(out, inputs, dout), references)
     q, k, v = torch.randn(33, 4, head_dim), torch.randn(44, 2, head_dim), torch.randn(44, 2, head_dim)
     lengths = varlen()
     out = flash_attn.flash_attn_varlen_func(q, k, v, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"])
@@ -123,8 +122,7 @@ def test_gradients_flow_through_lse_and_sink() -> None:
     out, lse = flash_attn.flash_attn_func(*inputs[:3], return_attn_probs=True, sink=inputs[3])
     dout, dlse = torch.randn(out.shape), torch.randn(lse.shape)
     got = torch.autograd.grad((out, lse), inputs, (dout, dlse))
-    for a, b in zip(got, oracle.gradients(oracle.exact, q, k, v, dout, dlse, sink=SINK), strict=True):
-        oracle.assert_close(a, b)
+    oracle.assert_all_close(got, oracle.gradients(oracle.exact, q, k, v, dout, dlse, sink=SINK))
 
 
 def test_what_tandem_lacks_is_an_error() -> None:
@@ -187,8 +185,7 @@ def test_compiled_in_one_graph() -> None:
 
     inputs = (*qkv(), SINK.bfloat16())
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    for a, b in zip(compiled(*inputs), function(*inputs), strict=True):
-        assert torch.equal(a, b)
+    oracle.assert_equal(compiled(*inputs), function(*inputs))
 
 
 def test_with_kvcache() -> None:

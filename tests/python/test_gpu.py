@@ -225,8 +225,7 @@ def test_work_goes_to_the_current_stream() -> None:
         got = step(*(t * 1.0 for t in tensors))
     stream.synchronize()
     assert torch.cuda.current_device() == 0
-    for a, b in zip(got, expected, strict=True):
-        assert torch.equal(a, b)
+    oracle.assert_equal(got, expected)
 
 
 def test_tensors_of_two_devices_are_refused() -> None:
@@ -307,8 +306,7 @@ def test_cuda_graphs(packed: bool, precision: str) -> None:
             options["cu_seqlens_q"].copy_(torch.tensor([0, 10 + seed, 100, 400]))
             options["cu_seqlens_k"].copy_(torch.tensor([0, 300 + seed, 400, 590]))
         graph.replay()
-        for a, b in zip(captured, step(*tensors, **options), strict=True):
-            assert torch.equal(a, b)
+        oracle.assert_equal(captured, step(*tensors, **options))
 
 
 def test_compile_without_graph_breaks() -> None:
@@ -323,8 +321,7 @@ def test_compile_without_graph_breaks() -> None:
         tensors = leaves(*qkv(2, length, length, 4, 2, 64, dtype=torch.bfloat16))
         expected = torch.autograd.grad(function(*tensors), tensors)
         got = torch.autograd.grad(compiled(*tensors), tensors)
-        for a, b in zip(got, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_checkpointing_gives_the_same_gradients() -> None:

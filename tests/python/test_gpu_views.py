@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import oracle
 import pytest
 import tandem
 import torch
@@ -29,16 +30,13 @@ def test_the_negative_bit_is_read(function: Any, dtype: torch.dtype) -> None:
     out, lse = tandem.attention(q, k, v, return_lse=True)
     plain = tandem.attention_backward(out, q, k, v, out, lse, deterministic=True)
     signed = map(negated, (out, q, k, v, out, lse))
-    for a, b in zip(tandem.attention_backward(*signed, deterministic=True), plain, strict=True):
-        assert torch.equal(a, b)
-    for a, b in zip(tandem.quantize(negated(k), "s8"), tandem.quantize(k, "s8"), strict=True):
-        assert torch.equal(a, b)
+    oracle.assert_equal(tandem.attention_backward(*signed, deterministic=True), plain)
+    oracle.assert_equal(tandem.quantize(negated(k), "s8"), tandem.quantize(k, "s8"))
     trained = [t.requires_grad_() for t in (q, k, v)]
     result = function(*trained, causal=True, deterministic=True)
     seed = torch.randn_like(result)
     expected = torch.autograd.grad(result, trained, seed, retain_graph=True)
-    for a, b in zip(torch.autograd.grad(result, trained, negated(seed)), expected, strict=True):
-        assert torch.equal(a, b)
+    oracle.assert_equal(torch.autograd.grad(result, trained, negated(seed)), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -73,8 +71,7 @@ def test_reverse_mode_of_torch_func(dtype: torch.dtype) -> None:
     seed = torch.randn_like(call(q, k, v))
     trained = [t.clone().requires_grad_() for t in (q, k, v)]
     expected = torch.autograd.grad(call(*trained), trained, seed)
-    for a, b in zip(torch.func.vjp(call, q, k, v)[1](seed), expected, strict=True):
-        assert torch.equal(a, b)
+    oracle.assert_equal(torch.func.vjp(call, q, k, v)[1](seed), expected)
 
 
 @pytest.mark.parametrize("capture", ["compile", "trace"])
@@ -91,8 +88,7 @@ def test_attention_backward_and_quantize_are_captured(capture: str) -> None:
         captured = torch.compile(function, fullgraph=True, backend="aot_eager")
     else:
         captured = torch.jit.trace(function, tensors, check_trace=False)
-    for a, b in zip(captured(*tensors), function(*tensors), strict=True):
-        assert torch.equal(a, b)
+    oracle.assert_equal(captured(*tensors), function(*tensors))
 
 
 @pytest.mark.parametrize("backward", [False, True])

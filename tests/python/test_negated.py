@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import oracle
 import pytest
 import tandem
 import tandem.flash_attn
@@ -123,10 +124,7 @@ def test_the_negative_bit_is_read(call: str, dtype: torch.dtype) -> None:
     tensors = qkv(batch=1, seqlen_q=13, seqlen_k=13, heads_kv=4, dtype=dtype)
     expected = CALLS[call](*(t.clone() for t in tensors))
     got = CALLS[call](*(negated(t) for t in tensors))
-    for a, b in zip(
-        torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(expected), strict=True
-    ):
-        assert torch.equal(a, b)
+    oracle.assert_equal(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(expected))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
