@@ -66,6 +66,14 @@ def registered() -> None:
     integration.register()
 
 
+@pytest.fixture(scope="module")
+def jax_on_the_cpu() -> Iterator[None]:
+    import jax
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_graphs() -> None:
     """None of the tests before: PyTorch counts the graphs of a function, `tandem.attention` for one, and with

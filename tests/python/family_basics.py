@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import hub
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
@@ -32,13 +33,7 @@ def field(config: Any, names: tuple[str, ...]) -> Any:
 
 
 def padding(side: str, rows: int = ROWS) -> Tensor:
-    mask = torch.ones(BATCH, rows, dtype=torch.int64)
-    for row, pads in enumerate(PADS):
-        if side == "left":
-            mask[row, :pads] = 0
-        elif side == "right":
-            mask[row, rows - pads :] = 0
-    return mask
+    return hub.padding(side, rows, *PADS)
 
 
 def behind(side: str) -> Tensor:

@@ -216,6 +216,23 @@ def assert_close(got: Tensor, expected: Tensor, *same: Tensor) -> None:
     assert gain_error <= gain_bound, f"the gain is off by {gain_error / size**2:.3g}"
 
 
+def assert_sequences_close(
+    got: Any, q: Tensor, k: Tensor, v: Tensor, lengths: Iterable[int], cu: Any = None, **options: Any
+) -> None:
+    """(out, LSE), or out, of sequences of which each sees so many first rows of its entry of k and v, each of
+    them by itself. With `cu`, their queries are those rows of packed ones."""
+    out, lse = got if isinstance(got, tuple) else (got, None)
+    for b, n in enumerate(lengths):
+        packed = slice(0) if cu is None else slice(int(cu[b]), int(cu[b + 1]))
+        rows: Any = slice(b, b + 1) if cu is None else (None, packed)
+        inputs = q[rows], k[b : b + 1, :n], v[b : b + 1, :n]
+        expected, expected_lse = exact(*inputs, **options)
+        same = () if q.dtype == torch.float32 else same_dtype(*inputs, **options)[:1]
+        assert_close(out[rows], expected, *same)
+        if lse is not None:
+            assert_close(lse[rows] if cu is None else lse[None, :, packed], expected_lse)
+
+
 def assert_all_close(got: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
     for a, b in zip(got, expected, strict=True):
         assert_close(a, b)

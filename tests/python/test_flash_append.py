@@ -11,7 +11,7 @@ import tandem
 import torch
 from pages import paged, row_of, used
 from tandem.flash_attn import flash_attn_with_kvcache
-from test_flash_cache import cache, check
+from test_flash_cache import cache
 
 
 def rotated(
@@ -61,7 +61,7 @@ def test_append(place: str, rotary: str | None, causal: bool) -> None:
         k_cache, v_cache = k.clone(), v.clone()
     untouched = k_cache.clone()
     got = flash_attn_with_kvcache(q, k_cache, v_cache, new_k, new_v, **given)
-    check(got, expected_q, whole_k, whole_v, after, causal=causal)
+    oracle.assert_sequences_close(got, expected_q, whole_k, whole_v, after, causal=causal)
     if place == "pages":
         for b, n in enumerate(before):
             torch.testing.assert_close(row_of(k_cache, given["page_table"], b, n + 2), whole_k[b, n + 2])
@@ -144,13 +144,7 @@ def test_ragged_append_and_where_it_does_not_fit() -> None:
     }
     out = flash_attn_with_kvcache(q, k_cache, v_cache, new_k, new_v, **given)
     k[0, 22:], v[0, 22:], k[2, 5:8], v[2, 5:8] = new_k[:2], new_v[:2], new_k[2:5], new_v[2:5]
-    check(
-        (out, tandem.attention(q, k, v, seqused_k=used([24, 24, 8, 9]), return_lse=True)[1]),
-        q,
-        k,
-        v,
-        [24, 24, 8, 9],
-    )
+    oracle.assert_sequences_close(out, q, k, v, [24, 24, 8, 9])
     kept = k_cache.clone(), v_cache.clone()
     for change, message in (
         (

@@ -194,14 +194,8 @@ def test_with_kvcache() -> None:
     used = torch.tensor([20, 7, 0])
     k[1, 7:], v[1, 7:] = torch.nan, torch.nan
     options: dict[str, Any] = {"causal": True, "window_size": (5, 0), "softcap": 3.0}
-    out, lse = flash_attn.flash_attn_with_kvcache(
-        q, k, v, cache_seqlens=used, return_softmax_lse=True, **options
-    )
-    for b, n in enumerate(used.tolist()):
-        mine = (slice(b, b + 1), slice(n))
-        expected = oracle.exact(q[b : b + 1], k[mine], v[mine], causal=True, window=(5, 0), softcap=3.0)
-        oracle.assert_close(out[b : b + 1], expected[0])
-        oracle.assert_close(lse[b : b + 1], expected[1])
+    got = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=used, return_softmax_lse=True, **options)
+    oracle.assert_sequences_close(got, q, k, v, used.tolist(), causal=True, window=(5, 0), softcap=3.0)
     for given, n in ((7, 7), (None, 20), (0, 0)):
         out = flash_attn.flash_attn_with_kvcache(q, k[:1].expand(3, -1, -1, -1), v[:1].expand(3, -1, -1, -1),
                                                  cache_seqlens=given)  # fmt: skip
@@ -212,9 +206,7 @@ def test_with_kvcache_of_varlen_queries() -> None:
     q, k, v = torch.randn(5, 4, 32), torch.randn(2, 20, 2, 32), torch.randn(2, 20, 2, 32)
     used, cu = torch.tensor([20, 7]), torch.tensor([0, 4, 5])
     out = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=used, cu_seqlens_q=cu, causal=True)
-    for b, rows in enumerate((slice(0, 4), slice(4, 5))):
-        keys = (slice(b, b + 1), slice(int(used[b])))
-        oracle.assert_close(out[rows], oracle.exact(q[None, rows], k[keys], v[keys], causal=True)[0][0])
+    oracle.assert_sequences_close(out, q, k, v, used.tolist(), cu, causal=True)
 
 
 def test_what_with_kvcache_lacks_is_an_error_with_a_remedy() -> None:

@@ -22,19 +22,6 @@ def cache(dtype: torch.dtype = torch.float32, rows: int = 53) -> tuple[torch.Ten
     return torch.randn(4, rows, 2, 32).to(dtype), torch.randn(4, rows, 2, 32).to(dtype)
 
 
-def check(
-    got: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], **options: Any
-) -> None:
-    """The result and the LSE of (batch, seqlen_q, heads, head_dim), each sequence by the plain formula."""
-    out, lse = got
-    for b, n in enumerate(lengths):
-        inputs = q[b : b + 1], k[b : b + 1, :n], v[b : b + 1, :n]
-        expected, expected_lse = oracle.exact(*inputs, **options)
-        same = () if q.dtype == torch.float32 else oracle.same_dtype(*inputs, **options)[:1]
-        oracle.assert_close(out[b : b + 1], expected, *same)
-        oracle.assert_close(lse[b : b + 1], expected_lse)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("page_size", [1, 16, 20])
 @pytest.mark.parametrize("seqlen_q", [1, 3])
@@ -52,7 +39,7 @@ def test_pages(dtype: torch.dtype, page_size: int, seqlen_q: int) -> None:
     }
     for name, each in (("page_table", table), ("block_table", wide[1:5, 2:-1])):
         got = flash_attn_with_kvcache(q, k_pages, v_pages, **given, **options, **{name: each})
-        check(got, q, k, v, LENGTHS, window=(30, 0), sink=SINK, **options)
+        oracle.assert_sequences_close(got, q, k, v, LENGTHS, window=(30, 0), sink=SINK, **options)
 
 
 def test_hints_change_nothing() -> None:
@@ -99,11 +86,7 @@ def test_varlen_queries_some_without_rows() -> None:
     k_pages, v_pages, table = paged(k, v, lengths, 16)
     given = {"seqused_k": used(lengths), "block_table": table, "causal": True, "return_lse": True}
     out, lse = flash_attn_varlen_func(q, k_pages, v_pages, cu, None, 3, 1 << 20, num_splits=7, **given)
-    for b, n in enumerate(lengths):
-        rows = slice(int(cu[b]), int(cu[b + 1]))
-        expected = oracle.exact(q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n], causal=True)
-        oracle.assert_close(out[None, rows], expected[0])
-        oracle.assert_close(lse[None, :, rows], expected[1])
+    oracle.assert_sequences_close((out, lse), q, k, v, lengths, cu, causal=True)
     assert torch.equal(out[6:], torch.zeros(2, 4, 32)) and (lse[:, 6:] == -torch.inf).all()
     empty = flash_attn_varlen_func(
         q[:0], k_pages, v_pages, cu * 0, None, 0, 0, seqused_k=used(lengths), block_table=table
@@ -191,13 +174,8 @@ def test_vllms_order_and_what_it_hands_over() -> None:
         q_descale=descale, k_descale=descale, v_descale=descale, **options,
     )  # fmt: skip
     assert got.data_ptr() == out[4:].data_ptr() and out[:4].isnan().all() and out[26:].isnan().all()
-    for b, n in enumerate(lengths):
-        rows = slice(int(cu[b]), int(cu[b + 1]))
-        inputs = q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n]
-        expected, expected_lse = oracle.exact(*inputs, causal=True, window=(40, -1), sink=SINK)
-        same = oracle.same_dtype(*inputs, causal=True, window=(40, -1), sink=SINK)[0]
-        oracle.assert_close(got[None, rows], expected, same)
-        oracle.assert_close(lse[None, :, rows], expected_lse)
+    meant: dict[str, Any] = {"causal": True, "window": (40, -1), "sink": SINK}
+    oracle.assert_sequences_close((got, lse), q, k, v, lengths, cu, **meant)
 
 
 def test_vllms_cascade() -> None:

@@ -8,7 +8,7 @@ import pytest
 import tandem
 import torch
 from tandem import _flex
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:FutureWarning")
 
@@ -196,3 +196,29 @@ def test_blocks_for_all_entries_count_where_the_function_knows_them_apart() -> N
     both = tandem.flex_attention(*qkv, block_mask=MASKS["prefix"])
     assert torch.equal(out[0], both[0])
     assert not torch.equal(out[1], both[1])
+
+
+@pytest.mark.parametrize(
+    "score_mod",
+    [
+        lambda s, b, h, i, j: (s - torch.exp2(-(h + 1.0)) * (i - j)).masked_fill(i < j, -float("inf")),
+        lambda s, b, h, i, j: s - 2 ** (-8 / 2 * (h + 1)) * (i - j),  # ALiBi's slopes
+        lambda s, b, h, i, j: s * 0.5**h + 3.0 ** (j / 20),
+        lambda s, b, h, i, j: s + (i - j + 40.5) ** -2 + s**2.0,
+        lambda s, b, h, i, j: s + ((i >> 2) - (j << 1)) * 0.05,
+        lambda s, b, h, i, j: s + torch.sign(i - j) + torch.sign(s) * 0.5,
+    ],
+    ids=["exp2 and masked_fill", "slopes", "bases", "exponents", "shifts", "signs"],
+)
+def test_operations_are_pytorchs(score_mod: Any) -> None:
+    q, k, v = (torch.randn(1, 2, 20, 16) for _ in range(3))
+    want = flex_attention(q, k, v, score_mod=score_mod)
+    got = tandem.attention(*(x.transpose(1, 2) for x in (q, k, v)), score_mod=score_mod)
+    torch.testing.assert_close(got.transpose(1, 2), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("exponent", [lambda s: s, lambda s: float("inf"), lambda s: 0, lambda s: 1.5])
+def test_other_exponents_are_an_error(exponent: Any) -> None:
+    q = torch.randn(1, 4, 1, 16)
+    with pytest.raises(tandem.UnsupportedError, match="a power has the exponent"):
+        tandem.attention(q, q, q, score_mod=lambda s, b, h, i, j: s ** exponent(s))

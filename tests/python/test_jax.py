@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,7 @@ jnp = jax.numpy
 
 from tandem.jax import attention  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _on_the_cpu() -> Iterator[None]:
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
+pytestmark = pytest.mark.usefixtures("jax_on_the_cpu")
 
 
 def to_jax(value: Any) -> Any:

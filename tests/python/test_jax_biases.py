@@ -14,13 +14,9 @@ pytest.importorskip("tandem.jax", reason="this build has no JAX", exc_type=Impor
 import jax.numpy as jnp  # noqa: E402
 from tandem.jax import attention, dot_product_attention  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("jax_on_the_cpu")
+
 B, T, S, H, D = 2, 13, 19, 4, 16
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _on_the_cpu() -> Any:
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
 
 
 def arrays(rows: int = T, keys: int = S, heads_kv: int = H) -> list[jax.Array]:

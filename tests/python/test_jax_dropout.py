@@ -16,13 +16,9 @@ import jax.numpy as jnp  # noqa: E402
 from tandem.jax import attention, dot_product_attention  # noqa: E402
 from test_jax import gpus, needs_gpu  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("jax_on_the_cpu")
+
 P, SEED = 0.25, 0x123456789ABCDEF
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _on_the_cpu() -> Any:
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
 
 
 def tensors(heads_kv: int = 4, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:

@@ -19,11 +19,6 @@ from test_forward import DTYPES, e4m3, qkv
 NEGATED = "has the negative bit, .*memory holds the numbers with the other sign"
 
 
-@pytest.fixture(autouse=True)
-def _fresh_graphs() -> None:
-    torch.compiler.reset()
-
-
 def negated(t: torch.Tensor) -> torch.Tensor:
     """The numbers of `t` by a view of their negatives."""
     view = torch._neg_view((-t.detach()).contiguous())

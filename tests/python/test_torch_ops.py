@@ -117,7 +117,6 @@ def same(got: Any, expected: Any) -> None:
 
 
 def by_compile(function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
-    torch.compiler.reset()
     return torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
 
 

@@ -299,7 +299,6 @@ def test_compiled_generation() -> None:
     compiled = transformers.CompileConfig(backend="aot_eager", mode=None, fullgraph=True)
     compiled._compile_all_devices = True
     options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
-    torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     got = ours.generate(ids, cache_implementation="static", compile_config=compiled, **options)
     assert torch.equal(got, eager.generate(ids, **options))

@@ -119,13 +119,8 @@ def test_steps_that_decode(mla: Any, in_parts: bool, dtype: torch.dtype) -> None
     given = tuple(q.split([RANK, ROPE], -1)) if in_parts else q
     out, lse = layer(mla).forward_mqa(given, pages.squeeze(2), SimpleNamespace(decode=decode), None)
     assert out.shape == (8, HEADS, RANK) and lse is None and not out[5:].any()
-    for b, n in enumerate(lengths):
-        rows = q[None, int(cu[b]) : int(cu[b + 1])]
-        inputs = rows, keys[b : b + 1, :n], keys[b : b + 1, :n, :, :RANK]
-        options = {"causal": True, "scale": SCALE}
-        same = () if dtype == torch.float32 else oracle.same_dtype(*inputs, **options)[:1]
-        wanted = oracle.exact(*inputs, **options)[0]
-        oracle.assert_close(out[None, int(cu[b]) : int(cu[b + 1])], wanted, *same)
+    values = keys[..., :RANK]
+    oracle.assert_sequences_close(out, q, keys, values, lengths, cu, causal=True, scale=SCALE)
 
 
 def context_chunk(mla: Any, index: int, requests: slice, cu: torch.Tensor, rows: list[int]) -> Any:
@@ -174,10 +169,8 @@ def test_prompts_and_what_was_cached_before_them(mla: Any) -> None:
         parts.append(part)
     assert all(lse.shape == (HEADS, 15) for _, lse in parts)
     out, _ = tandem.merge([part[0] for part in parts], [part[1] for part in parts])
-    for b in range(3):
-        n, own = before[b] + new[b], slice(int(cu[b]), int(cu[b + 1]))
-        inputs = q[None, own], k[b : b + 1, :n], v[b : b + 1, :n]
-        oracle.assert_close(out[None, own], oracle.exact(*inputs, causal=True, scale=SCALE)[0])
+    after = [a + b for a, b in zip(before, new, strict=True)]
+    oracle.assert_sequences_close(out, q, k, v, after, cu, causal=True, scale=SCALE)
     into = torch.full_like(parts[0][0], torch.nan)
     alone = backend.run_prefill_new_tokens(*given, return_softmax_lse=False, out=into)
     assert alone is into and torch.equal(into, parts[0][0])
