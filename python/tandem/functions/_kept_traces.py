@@ -126,9 +126,10 @@ def _module(module: types.ModuleType, names: frozenset[str]) -> Any:
         raise _Unknown
     found = []
     for of in (math,) if module is math else plain[1:]:
-        for name in names - {"dtype", "device"}:
-            x = getattr(of, name, None)
-            if x is None or any(x is known for known in plain):
+        attributes = vars(of)  # getattr takes a microsecond where there is none
+        for name in names:
+            x = attributes.get(name)
+            if x is None or x in plain or name == "dtype" or name == "device":
                 continue
             known_of_math = of is math and type(x) is types.BuiltinFunctionType
             if isinstance(x, (int, float)):
