@@ -117,18 +117,12 @@ class Ranks:
     def gather_small(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
         """These int64 numbers of every rank. ``device``: that of the tensors, for a group that sends from
         GPUs alone."""
-        if self.levels is not None:
-            across, within = self.levels
-            of_node = [n for each in within.gather_small(numbers, device) for n in each]
-            every = [n for each in across.gather_small(of_node, device) for n in each]
-            return [every[i : i + len(numbers)] for i in range(0, len(every), len(numbers))]
         place = torch.device("cpu")
         if "cpu" not in self.devices:
             place = device if device.type in self.devices else torch.device(torch.cuda.current_device())
         own = torch.tensor(numbers, dtype=torch.int64, device=place)
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        _guarded("comparing arguments", lambda: dist.all_gather(found, own, group=self.group))
-        return [t.tolist() for t in found]
+        found: list[list[int]] = self.gather_equal(own, "comparing arguments").tolist()
+        return found
 
     def gather_objects(self, value: Any) -> list[Any]:
         """This value of every rank; on errors alone, since it is slow."""
@@ -165,11 +159,11 @@ class Ranks:
         self.exchange([[own.contiguous()]] * self.size, parts, OTHERS).wait()
         return whole
 
-    def gather_equal(self, own: Tensor) -> Tensor:
+    def gather_equal(self, own: Tensor, what: str = "gathering results") -> Tensor:
         """This tensor of every rank, of one shape on all of them: (ranks, ...), in the order of ranks."""
         if self.levels is not None:
             across, within = self.levels
-            return across.gather_equal(within.gather_equal(own)).flatten(0, 1)
+            return across.gather_equal(within.gather_equal(own, what), what).flatten(0, 1)
         found = own.new_empty((self.size, *own.shape))
         if self.size == 1:
             found[0] = own
@@ -177,7 +171,7 @@ class Ranks:
         sends = own.contiguous().view(-1).view(torch.uint8)  # as bytes: no backend has all dtypes
         into = found.view(-1).view(torch.uint8)
         gather = dist.all_gather_into_tensor
-        _guarded("gathering results", lambda: gather(into, sends, group=self.group))
+        _guarded(what, lambda: gather(into, sends, group=self.group))
         return found
 
     def shift(self, sends: Tensor, received: Tensor, tag: int) -> Waiting:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tandem._errors import InvalidArgumentError, UnsupportedError
+from tandem.jax._shards import places
 
 #: Parts of a sequence that a device holds.
 PARTS = {"contiguous": 1, "zigzag": 2}
@@ -79,7 +80,7 @@ def attend(
             if options.get(name) is not None:
                 call[name] = _rows_of(name, options[name], last * each, each, rows * size)
         if options.get("dropout_p", 0) != 0:
-            call["dropout_places"] = _places(q, last * each)
+            call["dropout_places"] = places(q, q.shape[2], row=last * each)
         found.append(attention(mine, keys[part], values[part], **call))
     out = jnp.concatenate([out for out, _ in found], 1)
     return (out, jnp.concatenate([lse for _, lse in found], 2)) if return_lse else out
@@ -96,13 +97,6 @@ def _rows_of(name: str, whole: Any, first: Any, count: int, rows: int) -> Any:
             f"(batch, heads_q, {rows}, {rows})"
         )
     return jax.lax.dynamic_slice_in_dim(whole, first, count, whole.ndim - 2)
-
-
-def _places(q: Any, first: Any) -> Any:
-    """Where queries from this one on of whole sequences lie: `dropout_places` of their call."""
-    batch, _, heads, _ = q.shape
-    places = jnp.zeros((batch, 4), jnp.int32).at[:, 3].set(1).at[:, 1].set(first)
-    return places.at[:, 0].set(jnp.arange(batch, dtype=jnp.int32) * heads)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))

@@ -99,7 +99,9 @@ class Shards:
         def lowered(*local: Any) -> tuple[Any, ...]:
             arrays = dict(zip(self.inputs, local, strict=True))
             if self.dropout:
-                arrays["dropout_places"] = self.places(mesh, axes, arrays["q"])
+                q = arrays["q"]
+                entry, head = (_index(mesh, axes.get(d)) * q.shape[i] for d, i in (("b", 0), ("h", 2)))
+                arrays["dropout_places"] = places(q, self.heads, entry, head)
             found = zip(self.results, self.run(shapes, arrays), strict=True)
             return tuple(self.total(axes, name, array) for name, array in found)
 
@@ -110,12 +112,13 @@ class Shards:
         over = [a for d, a in axes.items() if d not in self.dimensions[name]]
         return array if name in ("out", "lse") or not over else jax.lax.psum(array, tuple(_flat(over)))
 
-    def places(self, mesh: Any, axes: dict[str, Any], q: Any) -> Any:
-        """`dropout_places` of this device's batch entries and heads."""
-        entry, head = (_index(mesh, axes.get(d)) * size for d, size in (("b", q.shape[0]), ("h", q.shape[2])))
-        first = (entry + jnp.arange(q.shape[0])) * self.heads + head
-        places = jnp.zeros((q.shape[0], 4), jnp.int32).at[:, 3].set(1)
-        return places.at[:, 0].set(first.astype(jnp.int32))
+
+def places(q: Any, heads: int, entry: Any = 0, head: Any = 0, row: Any = 0) -> Any:
+    """`dropout_places` of a q whose first batch entry, head and query are these of a whole with so many
+    heads."""
+    first = (entry + jnp.arange(q.shape[0])) * heads + head
+    found = jnp.zeros((q.shape[0], 4), jnp.int32).at[:, 1].set(row).at[:, 3].set(1)
+    return found.at[:, 0].set(first.astype(jnp.int32))
 
 
 def _flat(axes: Any) -> list[Any]:
