@@ -15,7 +15,6 @@ from tandem.distributed._begin import Asked, begin
 from tandem.distributed._comm import Ranks
 from tandem.distributed._job import Job
 from tandem.distributed._layout import Layout
-from tandem.distributed._pairs import Given
 from tandem.distributed._parts import Saved
 from tandem.distributed._strategies import backward, forward
 from tandem.torch import _derivatives
@@ -103,7 +102,7 @@ def context_parallel_attention(
     return_lse = _call.flag("return_lse", return_lse)
     call = _call.Call(scale, causal, window, softcap, deterministic, check, sm_limit=sm_limit)
     _dropout.add(call, dropout_p, dropout_seed, dropout_offset)
-    functions = Given(score_mod, bias, alibi_slopes, mask_mod, mask)
+    functions = (score_mod, bias, alibi_slopes, mask_mod, mask)
     asked = Asked(call, layout, cu_seqlens, strategy, functions)
     if asked.asks_pairs:
         out, lse = _with_pairs(asked, group, q, k, v, sink)

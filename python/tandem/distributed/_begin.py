@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from tandem.distributed._job import Job
 from tandem.distributed._layout import Layout
 from tandem.distributed._machine import Links, Shape
 from tandem.distributed._mask import Mask
-from tandem.distributed._pairs import Given, Pairs
+from tandem.distributed._pairs import Pairs
+from tandem.functions import _functions
 from tandem.torch import _derivatives, _with_functions
 
 
@@ -30,12 +31,16 @@ class Asked:
     layout: Any
     cu_seqlens: Any
     strategy: Any
-    functions: Given = field(default_factory=Given)
+    functions: tuple[Any, ...] = (None,) * len(_functions.NAMES)  #: in their order
 
     @property
-    def asks_pairs(self) -> bool:
+    def asks_pairs(self) -> Any:
         """Whether something is asked of every pair of query and key."""
-        return bool(self.functions.any or self.call.dropout_p != 0)
+        return self.has_functions or self.call.dropout_p != 0
+
+    @property
+    def has_functions(self) -> bool:
+        return any(x is not None for x in self.functions)
 
 
 def begin(
@@ -74,7 +79,7 @@ def settled(call: _call.Call) -> _call.Call:
 
 def _options(asked: Asked, q: Tensor) -> _parts.Options:
     call, pairs, layout, heads = settled(asked.call), None, asked.layout, q.shape[2]
-    if asked.functions.any:
+    if asked.has_functions:
         batch = len(layout.lengths) if layout.packed else q.shape[0]
         pairs = Pairs.of(asked.functions, q, (batch, heads, layout.total, layout.total), layout.packed)
     return _parts.Options(call, pairs, heads)

@@ -28,23 +28,6 @@ _OWN = 2
 _AXES = ("b", "h", "q", "k")
 
 
-@dataclass(frozen=True)
-class Given:
-    """The functions of `context_parallel_attention`, as the caller gave them."""
-
-    score_mod: Any = None
-    bias: Any = None
-    alibi_slopes: Any = None
-    mask_mod: Any = None
-    mask: Any = None
-
-    @property
-    def any(self) -> bool:
-        # Field by field: PyTorch 2.11's compiler does not follow vars().
-        given = (self.score_mod, self.bias, self.alibi_slopes, self.mask_mod, self.mask)
-        return any(x is not None for x in given)
-
-
 @dataclass(frozen=True, eq=False)
 class Pairs:
     """Functions over ranks, written down.
@@ -65,23 +48,14 @@ class Pairs:
     sums: tuple[Tensor | None, ...] = field(default=())
 
     @classmethod
-    def of(cls, given: Given, q: Tensor, shape: tuple[int, ...], packed: bool) -> Pairs | None:
-        """The functions of a call over ranks, or None of one that has no pair. ``shape``: (batch, heads_q,
-        rows, rows), of all ranks. ``packed``: of packed sequences."""
-        library = _arrays.library_of("q", q)
+    def of(cls, given: Sequence[Any], q: Tensor, shape: tuple[int, ...], packed: bool) -> Pairs | None:
+        """The functions of a call over ranks, in the order of _functions.NAMES, or None of one that has no
+        pair. ``shape``: (batch, heads_q, rows, rows), of all ranks. ``packed``: of packed sequences."""
+        named = dict(zip(_functions.NAMES, given, strict=True))
         # Tensors of their own: what a score function reads besides is not to be cut.
-        whole = {
-            name: x[...] if isinstance(x, Tensor) else x
-            for name, x in (("bias", given.bias), ("mask", given.mask), ("alibi_slopes", given.alibi_slopes))
-        }
+        whole = {name: x[...] if isinstance(x, Tensor) else x for name, x in named.items()}
         found = _functions.trace_functions(
-            shape,
-            library,
-            score_mod=given.score_mod,
-            mask_mod=given.mask_mod,
-            packed=packed,
-            places=_places(packed, q.device),
-            **whole,
+            shape, _arrays.library_of("q", q), packed=packed, places=_places(packed, q.device), **whole
         )
         if found is None:
             return None

@@ -47,32 +47,18 @@ def attend(
     key: Tensor,
     value: Tensor,
     cache: Any,
-    *,
-    scale: float | None,
-    sliding_window: int | None,
-    softcap: float | None,
-    sink: Tensor | None,
-    cu_seq_lens_q: Tensor | None,
     said: dict[str, Any],
+    options: dict[str, Any],
 ) -> tuple[Tensor, None]:
     """One layer's tokens of all requests, (1, heads, tokens, head_dim), behind what its paged cache has of
-    them; the cache takes the new ones first. `said` is what Transformers tells of the requests."""
-    if cu_seq_lens_q is None or said.get("cu_seq_lens_k") is None:
+    them; the cache takes the new ones first. `said` is what Transformers tells of the requests, `options` are
+    attention()'s."""
+    if options["cu_seqlens_q"] is None or said.get("cu_seq_lens_k") is None:
         _instead.refuse("a cache without the lengths of requests", "leave the cache to the model")
     if said.get("block_table") is not None:
         _instead.refuse("a block table in continuous batching", "set max_blocks_per_request=0")
     key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=said)
     q, k, v = (t.squeeze(0).transpose(0, 1) for t in (query, key, value))
-    out = attention(
-        q,
-        k,
-        v,
-        cu_seqlens_q=cu_seq_lens_q,
-        cu_seqlens_k=said["cu_seq_lens_k"],
-        scale=scale,
-        causal=True,
-        window=(-1 if sliding_window is None else sliding_window - 1, -1),
-        softcap=softcap or 0.0,
-        sink=None if sink is None else sink.float(),
-    )
+    # The cache has put the layer's own lengths in their place.
+    out = attention(q, k, v, cu_seqlens_k=said["cu_seq_lens_k"], causal=True, **options)
     return out.unsqueeze(0), None

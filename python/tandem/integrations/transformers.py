@@ -153,23 +153,20 @@ def attention_forward(
             continue
         kind = ", a tensor" if isinstance(given, Tensor) else f"{given!r}" if isinstance(given, int) else ""
         _instead.refuse(f"attention with {name}={kind}", EAGER)
+    options: dict[str, Any] = {
+        "scale": scaling,
+        "softcap": softcap or 0.0,
+        "sink": None if s_aux is None else s_aux.float(),
+        "deterministic": deterministic,
+    }
     if cache is not None:
         if dropout != 0.0 or position_bias is not None:
             wish = "a position bias" if dropout == 0.0 else "dropout in attention"
             _instead.refuse(f"{wish} in continuous batching", EAGER)
-        return _batching.attend(
-            module,
-            query,
-            key,
-            value,
-            cache,
-            scale=scaling,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            sink=s_aux,
-            cu_seq_lens_q=cu_seq_lens_q,
-            said={**unused, "cu_seq_lens_k": cu_seq_lens_k},
-        )
+        options["window"] = (-1 if sliding_window is None else sliding_window - 1, -1)
+        options["cu_seqlens_q"] = cu_seq_lens_q
+        said = {**unused, "cu_seq_lens_k": cu_seq_lens_k}
+        return _batching.attend(module, query, key, value, cache, said, options)
     mask = _mask_of(module, query, key, attention_mask, is_causal, sliding_window)
     rows = mask.rows if isinstance(mask, Mask) else None
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
@@ -189,12 +186,6 @@ def attention_forward(
         _instead.refuse_beside_ranks(mask, dropout, position_bias)
     # Attention between channels hands on views whose head dimension is not the innermost.
     q, k, v = ((t if t.stride(-1) == 1 else t.contiguous()).transpose(1, 2) for t in (query, key, value))
-    options: dict[str, Any] = {
-        "scale": scaling,
-        "softcap": softcap or 0.0,
-        "sink": None if s_aux is None else s_aux.float(),
-        "deterministic": deterministic,
-    }
     if dropout != 0.0:
         options["dropout_p"] = dropout
     if isinstance(mask, Tensor) or (rows is not None and position_bias is not None):
