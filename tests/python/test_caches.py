@@ -30,9 +30,9 @@ def cache(
     return q, k, v, {"page_table": table, "seqused_k": used(LENGTHS)}
 
 
-def gathered(k: torch.Tensor, table: torch.Tensor, b: int) -> torch.Tensor:
-    """The rows of sequence b, of one entry."""
-    return k[table[b].long()].flatten(0, 1)[None, : LENGTHS[b]]
+def gathered(*pools: torch.Tensor, page_table: torch.Tensor, **_: Any) -> list[torch.Tensor]:
+    """The rows of each sequence, and behind them any."""
+    return [pool[page_table.clamp_min(0).long()].flatten(1, 2) for pool in pools]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -40,14 +40,9 @@ def gathered(k: torch.Tensor, table: torch.Tensor, b: int) -> torch.Tensor:
 def test_pages(dtype: torch.dtype, page_size: int) -> None:
     q, k, v, where = cache(page_size, dtype)
     options: dict[str, Any] = {"causal": True, "window": (30, -1), "softcap": 3.0, "sink": SINK}
-    out, lse = tandem.attention(q, k, v, **where, **options, return_lse=True, check=True)
-    assert out.dtype == dtype and out.shape == (3, 5, 4, 16)
-    for b in range(3):
-        inputs = q[b : b + 1], *(gathered(t, where["page_table"], b) for t in (k, v))
-        expected, expected_lse = oracle.exact(*inputs, **options)
-        same = () if dtype == torch.float32 else oracle.same_dtype(*inputs, **options)[:1]
-        oracle.assert_close(out[b : b + 1], expected, *same)
-        oracle.assert_close(lse[b : b + 1], expected_lse)
+    got = tandem.attention(q, k, v, **where, **options, return_lse=True, check=True)
+    assert got[0].dtype == dtype and got[0].shape == (3, 5, 4, 16)
+    oracle.assert_sequences_close(got, q, *gathered(k, v, **where), LENGTHS, **options)
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.int32, torch.int64], ids=str)
@@ -57,12 +52,11 @@ def test_causal_by_sequence(kind: torch.dtype) -> None:
     out, lse = tandem.attention(q, k, v, **where, causal_by_sequence=flags, return_lse=True)
     arrays = {name: t.numpy() for name, t in where.items()} | {"causal_by_sequence": flags.numpy()}
     assert np.array_equal(out.numpy(), tandem.attention(q.numpy(), k.numpy(), v.numpy(), **arrays))
+    tensors = out, lse, q, *gathered(k, v, **where)
     for b in range(3):
-        options = {"causal": bool(flags[b])}
-        inputs = q[b : b + 1], *(gathered(t, where["page_table"], b) for t in (k, v))
-        expected, expected_lse = oracle.exact(*inputs, **options)
-        oracle.assert_close(out[b : b + 1], expected)
-        oracle.assert_close(lse[b : b + 1], expected_lse)
+        *got, queries, keys, values = (t[b : b + 1] for t in tensors)
+        causal = bool(flags[b])
+        oracle.assert_sequences_close(tuple(got), queries, keys, values, LENGTHS[b : b + 1], causal=causal)
     for wrong, message in (
         ({"causal": True}, "^causal and causal_by_sequence are both given"),
         ({"causal_by_sequence": flags[:2]}, r"^causal_by_sequence has shape \(2\); it must be \(batch\)"),
@@ -90,7 +84,7 @@ def test_packed_queries_of_pages() -> None:
     cu = torch.tensor([0, 2, 2, 5])
     packed = torch.cat([q[0, :2], q[2, :3]])
     out, lse = tandem.attention(packed, k, v, cu_seqlens_q=cu, **where, causal=True, return_lse=True)
-    rows = (gathered(t, where["page_table"], 0) for t in (k, v))
+    rows = (t[:1, : LENGTHS[0]] for t in gathered(k, v, **where))
     expected, expected_lse = oracle.exact(q[:1, :2], *rows, causal=True)
     oracle.assert_close(out[:2], expected[0])
     oracle.assert_close(lse[:, :2], expected_lse[0])

@@ -72,12 +72,8 @@ def test_chosen_entries_behind_padding() -> None:
         rows = (slice(index[b], index[b] + 1), slice(padding[b], lengths[b]))
         oracle.assert_close(out[b : b + 1], oracle.exact(q[b : b + 1], k[rows], v[rows], causal=True)[0])
     # an integer counts for each sequence of the call, not of the cache
-    assert flash_attn_with_kvcache(q[:2], k, v, cache_seqlens=9, cache_batch_idx=index[:2]).shape == (
-        2,
-        2,
-        4,
-        32,
-    )
+    two = flash_attn_with_kvcache(q[:2], k, v, cache_seqlens=9, cache_batch_idx=index[:2])
+    assert two.shape == (2, 2, 4, 32)
 
 
 def test_varlen_queries_some_without_rows() -> None:
@@ -185,25 +181,10 @@ def test_vllms_cascade() -> None:
     k_all, v_all = (torch.cat([p.expand(4, -1, -1, -1), t], 1)[:3] for p, t in ((prefix_k, k), (prefix_v, v)))
     k_pages, v_pages, table = paged(k_all, v_all, [62, 40, 33], 8)
     cu = torch.arange(4)
-    common, common_lse = vllm(
-        q,
-        k_pages,
-        v_pages,
-        torch.tensor([0, 3]),
-        seqused_k=used([32]),
-        block_table=table[:1],
-        return_softmax_lse=True,
-    )
-    rest, rest_lse = vllm(
-        q,
-        k_pages,
-        v_pages,
-        cu,
-        seqused_k=used([30, 8, 1]),
-        block_table=table[:, 4:],
-        causal=True,
-        return_softmax_lse=True,
-    )
+    of_prefix = {"seqused_k": used([32]), "block_table": table[:1]}
+    of_rest = {"seqused_k": used([30, 8, 1]), "block_table": table[:, 4:], "causal": True}
+    common, common_lse = vllm(q, k_pages, v_pages, torch.tensor([0, 3]), **of_prefix, return_softmax_lse=True)
+    rest, rest_lse = vllm(q, k_pages, v_pages, cu, **of_rest, return_softmax_lse=True)
     share = (common_lse - torch.logaddexp(common_lse, rest_lse)).exp().T[..., None]
     whole = vllm(q, k_pages, v_pages, cu, seqused_k=used([62, 40, 33]), block_table=table, causal=True)
     torch.testing.assert_close(common * share + rest * (1 - share), whole)
