@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "arguments.hpp"
+#include "harness/error_of.hpp"
 
 namespace tandem::test {
 namespace {
@@ -19,13 +20,7 @@ using testing::MatchesRegex;
 
 template <typename Call>
 void expect_error(Status status, const std::string& message, Call&& call) {
-  try {
-    call();
-    FAIL() << "no error; expected: " << message;
-  } catch (const Error& e) {
-    EXPECT_EQ(e.status(), status);
-    EXPECT_EQ(e.what(), message);
-  }
+  EXPECT_EQ(error_of(status, call), message);
 }
 
 /// Every public function that takes an Execution.

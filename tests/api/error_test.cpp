@@ -23,10 +23,10 @@ INSTANTIATE_TEST_SUITE_P(
     Shapes, ForwardError,
     testing::Values(
         Forward{"causal_by_sequence_shape", dense_forward,
-                [](F& a) { a.causal_by_sequence = tensor(12, DType::i32, {3}); },
+                set(&F::causal_by_sequence, tensor(12, DType::i32, {3})),
                 "causal_by_sequence has shape (3); it must be (batch) = (2)"},
         Forward{"causal_by_sequence_dtype", dense_forward,
-                [](F& a) { a.causal_by_sequence = tensor(12, DType::s8, {2}); },
+                set(&F::causal_by_sequence, tensor(12, DType::s8, {2})),
                 "causal_by_sequence is s8; convert it to i32 or i64"},
         Forward{"causal_by_sequence_device", dense_forward,
                 [](F& a) { a.causal_by_sequence = on_gpu(tensor(12, DType::i32, {2}), 0); },
@@ -45,111 +45,57 @@ INSTANTIATE_TEST_SUITE_P(
                 "sink has data but 0 dimensions; set its shape, or leave it out altogether"},
         Forward{"negative_rank", dense_forward, [](F& a) { a.q.rank = -1; },
                 "q has data but -1 dimensions; set its shape, or leave it out altogether"},
-        Forward{"q_rank", dense_forward,
-                [](F& a) {
-                  a.q = tensor(0, DType::f32, {5, 4, 16});
-                },
+        Forward{"q_rank", dense_forward, set(&F::q, tensor(0, DType::f32, {5, 4, 16})),
                 "q has 3 dimensions; it must be (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, "
                 "head_dim) with cu_seqlens_q"},
-        Forward{"q_rank_five", dense_forward,
-                [](F& a) {
-                  a.q = tensor(0, DType::f32, {1, 2, 5, 4, 16});
-                },
+        Forward{"q_rank_five", dense_forward, set(&F::q, tensor(0, DType::f32, {1, 2, 5, 4, 16})),
                 "q has 5 dimensions; it must be (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, "
                 "head_dim) with cu_seqlens_q"},
-        Forward{"q_rank_packed", packed_forward,
-                [](F& a) {
-                  a.q = tensor(0, DType::f32, {1, 5, 4, 16});
-                },
+        Forward{"q_rank_packed", packed_forward, set(&F::q, tensor(0, DType::f32, {1, 5, 4, 16})),
                 "q has 4 dimensions; it must be (total_q, heads_q, head_dim), since cu_seqlens_q is given"},
-        Forward{"k_rank", dense_forward,
-                [](F& a) {
-                  a.k = tensor(1, DType::f32, {7, 2, 16});
-                },
+        Forward{"k_rank", dense_forward, set(&F::k, tensor(1, DType::f32, {7, 2, 16})),
                 "k has 3 dimensions; it must be (batch, seqlen_k, heads_kv, head_dim), or (total_k, "
                 "heads_kv, head_dim) with cu_seqlens_k"},
-        Forward{"k_rank_packed", packed_forward,
-                [](F& a) {
-                  a.k = tensor(1, DType::f32, {1, 7, 2, 16});
-                },
+        Forward{"k_rank_packed", packed_forward, set(&F::k, tensor(1, DType::f32, {1, 7, 2, 16})),
                 "k has 4 dimensions; it must be (total_k, heads_kv, head_dim), since cu_seqlens_k is given"},
-        Forward{"v_rank", dense_forward,
-                [](F& a) {
-                  a.v = tensor(2, DType::f32, {7, 2, 8});
-                },
+        Forward{"v_rank", dense_forward, set(&F::v, tensor(2, DType::f32, {7, 2, 8})),
                 "v has 3 dimensions; it must be (batch, seqlen_k, heads_kv, head_dim_v)"},
-        Forward{"v_rank_packed", packed_forward,
-                [](F& a) {
-                  a.v = tensor(2, DType::f32, {1, 7, 2, 8});
-                },
+        Forward{"v_rank_packed", packed_forward, set(&F::v, tensor(2, DType::f32, {1, 7, 2, 8})),
                 "v has 4 dimensions; it must be (total_k, heads_kv, head_dim_v)"},
         Forward{"negative_size", dense_forward, [](F& a) { a.q.shape[1] = -5; },
                 "q has shape (2, -5, 4, 16); no size may be negative"},
-        Forward{"k_batch", dense_forward,
-                [](F& a) {
-                  a.k = tensor(1, DType::f32, {3, 7, 2, 16});
-                },
+        Forward{"k_batch", dense_forward, set(&F::k, tensor(1, DType::f32, {3, 7, 2, 16})),
                 "k has shape (3, 7, 2, 16); it must be (batch of q, seqlen_k, heads_kv, head_dim of q) = (2, "
                 "7, 2, 16)"},
-        Forward{"k_head_dim", dense_forward,
-                [](F& a) {
-                  a.k = tensor(1, DType::f32, {2, 7, 2, 24});
-                },
+        Forward{"k_head_dim", dense_forward, set(&F::k, tensor(1, DType::f32, {2, 7, 2, 24})),
                 "k has shape (2, 7, 2, 24); it must be (batch of q, seqlen_k, heads_kv, head_dim of q) = (2, "
                 "7, 2, 16)"},
-        Forward{"k_head_dim_packed", packed_forward,
-                [](F& a) {
-                  a.k = tensor(1, DType::f32, {7, 2, 24});
-                },
+        Forward{"k_head_dim_packed", packed_forward, set(&F::k, tensor(1, DType::f32, {7, 2, 24})),
                 "k has shape (7, 2, 24); it must be (total_k, heads_kv, head_dim of q) = (7, 2, 16)"},
-        Forward{"v_seqlen", dense_forward,
-                [](F& a) {
-                  a.v = tensor(2, DType::f32, {2, 6, 2, 8});
-                },
+        Forward{"v_seqlen", dense_forward, set(&F::v, tensor(2, DType::f32, {2, 6, 2, 8})),
                 "v has shape (2, 6, 2, 8); it must be (batch of q, seqlen_k of k, heads_kv of k, head_dim_v) "
                 "= (2, 7, 2, 8)"},
-        Forward{"v_heads_packed", packed_forward,
-                [](F& a) {
-                  a.v = tensor(2, DType::f32, {7, 4, 8});
-                },
+        Forward{"v_heads_packed", packed_forward, set(&F::v, tensor(2, DType::f32, {7, 4, 8})),
                 "v has shape (7, 4, 8); it must be (total_k of k, heads_kv of k, head_dim_v) = (7, 2, 8)"},
         Forward{
-            "out_head_dim", dense_forward,
-            [](F& a) {
-              a.out = tensor(3, DType::f32, {2, 5, 4, 16});
-            },
+            "out_head_dim", dense_forward, set(&F::out, tensor(3, DType::f32, {2, 5, 4, 16})),
             "out has shape (2, 5, 4, 16); it must be (batch, seqlen_q, heads_q, head_dim_v) = (2, 5, 4, 8)"},
-        Forward{"out_rows_packed", packed_forward,
-                [](F& a) {
-                  a.out = tensor(3, DType::f32, {6, 4, 8});
-                },
+        Forward{"out_rows_packed", packed_forward, set(&F::out, tensor(3, DType::f32, {6, 4, 8})),
                 "out has shape (6, 4, 8); it must be (total_q, heads_q, head_dim_v) = (5, 4, 8)"},
-        Forward{"lse_shape", dense_forward,
-                [](F& a) {
-                  a.lse = tensor(4, DType::f32, {2, 5, 4});
-                },
+        Forward{"lse_shape", dense_forward, set(&F::lse, tensor(4, DType::f32, {2, 5, 4})),
                 "lse has shape (2, 5, 4); it must be (batch, heads_q, seqlen_q) = (2, 4, 5)"},
-        Forward{"lse_rank", dense_forward,
-                [](F& a) {
-                  a.lse = tensor(4, DType::f32, {4, 5});
-                },
+        Forward{"lse_rank", dense_forward, set(&F::lse, tensor(4, DType::f32, {4, 5})),
                 "lse has 2 dimensions; it must be (batch, heads_q, seqlen_q)"},
-        Forward{"lse_shape_packed", packed_forward,
-                [](F& a) {
-                  a.lse = tensor(4, DType::f32, {5, 4});
-                },
+        Forward{"lse_shape_packed", packed_forward, set(&F::lse, tensor(4, DType::f32, {5, 4})),
                 "lse has shape (5, 4); it must be (heads_q, total_q) = (4, 5)"},
-        Forward{"sink_shape", dense_forward, [](F& a) { a.sink = tensor(5, DType::f32, {2}); },
+        Forward{"sink_shape", dense_forward, set(&F::sink, tensor(5, DType::f32, {2})),
                 "sink has shape (2); it must be (heads_q) = (4)"}),
     case_name<ForwardArgs>);
 
 INSTANTIATE_TEST_SUITE_P(
     Heads, ForwardError,
     testing::Values(
-        Forward{"no_query_heads", dense_forward,
-                [](F& a) {
-                  a.q = tensor(0, DType::f32, {2, 5, 0, 16});
-                },
+        Forward{"no_query_heads", dense_forward, set(&F::q, tensor(0, DType::f32, {2, 5, 0, 16})),
                 "q has 0 heads; at least one is needed"},
         Forward{"no_key_heads", dense_forward,
                 [](F& a) {
@@ -170,15 +116,9 @@ INSTANTIATE_TEST_SUITE_P(
                   a.k = tensor(1, DType::f32, {2, 7, 2, 1032});
                 },
                 "head_dim 1032 is above 1024; split it over more heads"},
-        Forward{"head_dim_v_large", dense_forward,
-                [](F& a) {
-                  a.v = tensor(2, DType::f32, {2, 7, 2, 1025});
-                },
+        Forward{"head_dim_v_large", dense_forward, set(&F::v, tensor(2, DType::f32, {2, 7, 2, 1025})),
                 "head_dim_v 1025 is above 1024; split it over more heads"},
-        Forward{"head_dim_zero", dense_forward,
-                [](F& a) {
-                  a.v = tensor(2, DType::f32, {2, 7, 2, 0});
-                },
+        Forward{"head_dim_zero", dense_forward, set(&F::v, tensor(2, DType::f32, {2, 7, 2, 0})),
                 "head_dim_v is 0; it must be from 1 to 1024"}),
     case_name<ForwardArgs>);
 
@@ -199,11 +139,11 @@ INSTANTIATE_TEST_SUITE_P(
                 "out is e4m3; convert it to f32, f16 or bf16"},
         Forward{"lse_dtype", dense_forward, [](F& a) { a.lse.dtype = DType::bf16; },
                 "lse is bf16; convert it to f32"},
-        Forward{"sink_dtype", dense_forward, [](F& a) { a.sink = tensor(5, DType::bf16, {4}); },
+        Forward{"sink_dtype", dense_forward, set(&F::sink, tensor(5, DType::bf16, {4})),
                 "sink is bf16; convert it to f32"},
         Forward{"cu_seqlens_dtype", packed_forward, [](F& a) { a.cu_seqlens_q.dtype = DType::f32; },
                 "cu_seqlens_q is f32; convert it to i32 or i64"},
-        Forward{"seqused_dtype", dense_forward, [](F& a) { a.seqused_k = tensor(5, DType::bf16, {2}); },
+        Forward{"seqused_dtype", dense_forward, set(&F::seqused_k, tensor(5, DType::bf16, {2})),
                 "seqused_k is bf16; convert it to i32 or i64"},
         Forward{"device_kind", dense_forward, [](F& a) { a.q.device.kind = static_cast<Device::Kind>(9); },
                 "q is on a device of kind 9; use cpu (0) or cuda (1)"},
@@ -229,18 +169,15 @@ INSTANTIATE_TEST_SUITE_P(
                 "cu_seqlens_q is on cpu but q is on cuda:0; move it there"},
         Forward{"lse_device", dense_forward, [](F& a) { a.lse = on_gpu(a.lse, 0); },
                 "lse is on cuda:0 but q is on cpu; move it there"},
-        Forward{"scale_without_e4m3", dense_forward, [](F& a) { a.k_scale = tensor(5, DType::f32, {1}); },
+        Forward{"scale_without_e4m3", dense_forward, set(&F::k_scale, tensor(5, DType::f32, {1})),
                 "k_scale is given but k is f32; scales are for 8-bit tensors, leave it out"},
-        Forward{"scale_rank_one", e4m3_forward, [](F& a) { a.q_scale = tensor(5, DType::f32, {2}); },
+        Forward{"scale_rank_one", e4m3_forward, set(&F::q_scale, tensor(5, DType::f32, {2})),
                 "q_scale has shape (2); it must be (1) or (batch, heads_kv) = (1)"},
         Forward{
-            "scale_shape", e4m3_forward,
-            [](F& a) {
-              a.v_scale = tensor(5, DType::f32, {2, 4});
-            },
+            "scale_shape", e4m3_forward, set(&F::v_scale, tensor(5, DType::f32, {2, 4})),
             "v_scale has shape (2, 4); it must be (1), (batch, heads_kv) or (entries, heads_kv, rows), here "
             "(1), (2, 2) or (2, 2, 7)"},
-        Forward{"scale_dtype", e4m3_forward, [](F& a) { a.q_scale = tensor(5, DType::f16, {1}); },
+        Forward{"scale_dtype", e4m3_forward, set(&F::q_scale, tensor(5, DType::f16, {1})),
                 "q_scale is f16; convert it to f32"}),
     case_name<ForwardArgs>);
 
@@ -258,33 +195,21 @@ INSTANTIATE_TEST_SUITE_P(
                 "page_table is given with an 8-bit precision; leave the precision exact, which takes k and v "
                 "of a cache in 8 bits, and in e4m3 q too"},
         Forward{"scales_of_queries_by_row", e4m3_paged_forward,
-                [](F& a) {
-                  a.q_scale = tensor(5, DType::f32, {2, 4, 5});
-                },
+                set(&F::q_scale, tensor(5, DType::f32, {2, 4, 5})),
                 "q_scale has 3 dimensions; it must be (1) or (batch, heads_kv)"},
         Forward{"scales_of_queries_by_head", e4m3_paged_forward,
-                [](F& a) {
-                  a.q_scale = tensor(5, DType::f32, {2, 4});
-                },
+                set(&F::q_scale, tensor(5, DType::f32, {2, 4})),
                 "q_scale has shape (2, 4); it must be (1) or (batch, heads_kv) = (2, 2)"},
         Forward{
-            "scales_of_pages", e4m3_paged_forward,
-            [](F& a) {
-              a.k_scale = tensor(5, DType::f32, {6, 2});
-            },
+            "scales_of_pages", e4m3_paged_forward, set(&F::k_scale, tensor(5, DType::f32, {6, 2})),
             "k_scale has shape (6, 2); it must be (1), (batch, heads_kv) or (pages, heads_kv, page_size), "
             "here (1), (2, 2) or (6, 2, 4)"},
         Forward{"scales_of_rows_before_heads", e4m3_paged_forward,
-                [](F& a) {
-                  a.v_scale = tensor(5, DType::f32, {6, 4, 2});
-                },
+                set(&F::v_scale, tensor(5, DType::f32, {6, 4, 2})),
                 "v_scale has shape (6, 4, 2); it must be (1), (batch, heads_kv) or (pages, heads_kv, "
                 "page_size), here (1), (2, 2) or (6, 2, 4)"},
         Forward{
-            "scales_of_three_rows", e4m3_forward,
-            [](F& a) {
-              a.k_scale = tensor(5, DType::f32, {2, 2, 3});
-            },
+            "scales_of_three_rows", e4m3_forward, set(&F::k_scale, tensor(5, DType::f32, {2, 2, 3})),
             "k_scale has shape (2, 2, 3); it must be (1), (batch, heads_kv) or (entries, heads_kv, rows), "
             "here (1), (2, 2) or (2, 2, 7)"}),
     case_name<ForwardArgs>);

@@ -1,6 +1,7 @@
 // Functions of the caller's own: how they are built, their text, their derivative, and every error.
 #include "tandem/function.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,6 +13,7 @@
 #include "api/make_problem.hpp"
 #include "arguments.hpp"
 #include "cpu/reference/function.hpp"
+#include "harness/error_of.hpp"
 
 namespace tandem {
 namespace {
@@ -107,12 +109,9 @@ TEST(Function, AConstantFactorHasNoGradientNodesOfItsOwn) {
 TEST(Function, ErrorsOfGradients) {
   const auto fails = [](const std::string& text, Function::Kind kind, int number, const std::string& words) {
     const std::vector<int> wanted{number};
-    try {
-      Function::parse(text, kind, captured(), wanted);
-      ADD_FAILURE() << "no error: " << words;
-    } catch (const Error& e) {
-      EXPECT_EQ(std::string(e.what()), words);
-    }
+    EXPECT_EQ(
+        error_of(Status::invalid_argument, [&] { return Function::parse(text, kind, captured(), wanted); }),
+        words);
   };
   fails("s", Function::Kind::score, 3,
         "function: t3 is to be differentiated, but there are 3 captured tensors");
@@ -190,13 +189,9 @@ TEST(Function, StopHasNoDerivative) {
 
 void expect_text_error(const std::string& text, const std::string& message,
                        Function::Kind kind = Function::Kind::score) {
-  try {
-    static_cast<void>(Function::parse(text, kind, captured()));
-    FAIL() << text << " is no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.status(), Status::invalid_argument);
-    EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << error.what();
-  }
+  EXPECT_THAT(error_of(Status::invalid_argument, [&] { return Function::parse(text, kind, captured()); }),
+              testing::HasSubstr(message))
+      << text;
 }
 
 /// What is said of BackwardArgs::captured_gradients.
@@ -209,12 +204,7 @@ TEST(FunctionErrors, OfCapturedGradients) {
     BackwardArgs args = test::dense_backward();
     args.score_function = &f;
     args.captured_gradients = views;
-    try {
-      make_problem(args);
-      ADD_FAILURE() << "no error: " << words;
-    } catch (const Error& e) {
-      EXPECT_EQ(std::string(e.what()), words);
-    }
+    EXPECT_EQ(error_of(Status::invalid_argument, [&] { make_problem(args); }), words);
   };
   const Tensor fits(gradients[0], DType::f32, {4});
   BackwardArgs args = test::dense_backward();
@@ -298,13 +288,7 @@ void expect_call_error(Status status, const std::string& message,
   args.score_function = &legal;
   ASSERT_NO_THROW(make_problem(args)) << "the arguments are wrong before they are broken";
   change(args);
-  try {
-    make_problem(args);
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.status(), status);
-    EXPECT_EQ(std::string(error.what()), message);
-  }
+  EXPECT_EQ(error_of(status, [&] { make_problem(args); }), message);
 }
 
 TEST(FunctionErrors, OfCalls) {

@@ -2,11 +2,9 @@
 // message.
 #include <gtest/gtest.h>
 
-#include <array>
 #include <initializer_list>
 #include <limits>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "api/make_problem.hpp"
@@ -67,9 +65,7 @@ INSTANTIATE_TEST_SUITE_P(
         Forward{"dropout_p_nan", dense_forward, [](F& a) { a.options.dropout_p = nan; },
                 "dropout_p is nan; it must be at least 0 (off) and below 1"},
         Forward{"dropout_places_alone", dense_forward,
-                [](F& a) {
-                  a.dropout_places = tensor(14, DType::i32, {2, 4});
-                },
+                set(&F::dropout_places, tensor(14, DType::i32, {2, 4})),
                 "dropout_places is given without dropout_p; pass both, or neither"},
         Forward{"softcap_negative", dense_forward, [](F& a) { a.options.softcap = -1.5F; },
                 "softcap is -1.5; it must be finite and at least 0 (0: off)"},
@@ -177,14 +173,10 @@ INSTANTIATE_TEST_SUITE_P(
                 "v_scale has 4 dimensions; it must be (1), (batch, heads), (batch, heads, ceil(seqlen / "
                 "128)) or (batch, heads, seqlen)"},
         Forward{"scales_of_packed_rows", packed_e4m3_forward,
-                [](F& a) {
-                  a.k_scale = tensor(5, DType::f32, {1, 2, 7});
-                },
+                set(&F::k_scale, tensor(5, DType::f32, {1, 2, 7})),
                 "k_scale has 3 dimensions; it must be (1), (batch, heads) or (heads, total)"},
         Forward{"scales_of_packed_heads", packed_e4m3_forward,
-                [](F& a) {
-                  a.k_scale = tensor(5, DType::f32, {2, 6});
-                },
+                set(&F::k_scale, tensor(5, DType::f32, {2, 6})),
                 "k_scale has shape (2, 6); it must be (1), (batch, heads) or (heads, total), here (1), (2, "
                 "2) or (2, 7)"},
         Forward{"window_right", dense_forward,
@@ -201,13 +193,8 @@ template <typename Args, typename Member>
 void expect_wild_rank_refused(Args args, Member member, const char* name) {
   if (!(args.*member).given()) args.*member = tensor(12, DType::f32, {1});
   (args.*member).rank = 100'000'000;
-  try {
-    make_problem(args);
-    ADD_FAILURE() << name << " was accepted";
-  } catch (const Error& e) {
-    const std::string_view said = e.what();
-    EXPECT_TRUE(said.starts_with(std::string(name) + " has 100000000 dimensions; it must be ")) << said;
-  }
+  const std::string said = error_of(Status::invalid_argument, [&] { make_problem(args); });
+  EXPECT_TRUE(said.starts_with(std::string(name) + " has 100000000 dimensions; it must be ")) << said;
 }
 template <typename Tensor, typename Args>
 using Members = std::initializer_list<std::pair<Tensor Args::*, const char*>>;
@@ -248,12 +235,6 @@ TEST(WildRank, IsRefusedOfEveryTensor) {
   }
 }
 
-/// packed_forward with contents of its own, to be checked.
-template <typename Integer, std::size_t count>
-ConstTensor values(const std::array<Integer, count>& contents) {
-  return {
-      contents.data(), sizeof(Integer) == 8 ? DType::i64 : DType::i32, {static_cast<std::int64_t>(count)}};
-}
 ForwardArgs checked_packed() {
   ForwardArgs a = packed_forward();
   a.options.check = true;
@@ -267,56 +248,27 @@ ForwardArgs checked_dense() {
 
 INSTANTIATE_TEST_SUITE_P(
     Metadata, OptionError,
-    testing::Values(Forward{"cu_seqlens_rank", packed_forward,
-                            [](F& a) {
-                              a.cu_seqlens_q = tensor(5, DType::i32, {3, 1});
-                            },
-                            "cu_seqlens_q has 2 dimensions; it must be (batch + 1)"},
-                    Forward{"cu_seqlens_empty", packed_forward,
-                            [](F& a) { a.cu_seqlens_q = tensor(5, DType::i32, {0}); },
-                            "cu_seqlens_q has shape (0); it needs batch + 1 elements, one at least"},
-                    Forward{"cu_seqlens_k_count", packed_forward,
-                            [](F& a) { a.cu_seqlens_k = tensor(5, DType::i32, {4}); },
-                            "cu_seqlens_k has shape (4); it must be (batch + 1) = (3)"},
-                    Forward{"seqused_count", dense_forward,
-                            [](F& a) { a.seqused_q = tensor(5, DType::i64, {3}); },
-                            "seqused_q has shape (3); it must be (batch) = (2)"},
-                    Forward{"cu_seqlens_start", checked_packed,
-                            [](F& a) {
-                              static const std::array<std::int32_t, 3> c{1, 3, 5};
-                              a.cu_seqlens_q = values(c);
-                            },
-                            "cu_seqlens_q[0] is 1; the first sequence starts at row 0"},
-                    Forward{"cu_seqlens_descends", checked_packed,
-                            [](F& a) {
-                              static const std::array<std::int64_t, 3> c{0, 7, 4};
-                              a.cu_seqlens_k = values(c);
-                            },
-                            "cu_seqlens_k[2] is 4, below cu_seqlens_k[1] = 7; offsets must ascend"},
-                    Forward{"cu_seqlens_past_end", checked_packed,
-                            [](F& a) {
-                              static const std::array<std::int64_t, 3> c{0, 4, 8};
-                              a.cu_seqlens_k = values(c);
-                            },
-                            "cu_seqlens_k[2] is 8; offsets are at most total_k = 7"},
-                    Forward{"seqused_negative", checked_packed,
-                            [](F& a) {
-                              static const std::array<std::int32_t, 2> c{3, -1};
-                              a.seqused_q = values(c);
-                            },
-                            "seqused_q[1] is -1; it must be from 0 to the length of sequence 1, 2"},
-                    Forward{"seqused_past_end", checked_packed,
-                            [](F& a) {
-                              static const std::array<std::int32_t, 2> c{5, 3};
-                              a.seqused_k = values(c);
-                            },
-                            "seqused_k[0] is 5; it must be from 0 to the length of sequence 0, 4"},
-                    Forward{"seqused_past_seqlen", checked_dense,
-                            [](F& a) {
-                              static const std::array<std::int64_t, 2> c{7, 8};
-                              a.seqused_k = values(c);
-                            },
-                            "seqused_k[1] is 8; it must be from 0 to the length of sequence 1, 7"}),
+    testing::Values(
+        Forward{"cu_seqlens_rank", packed_forward, set(&F::cu_seqlens_q, tensor(5, DType::i32, {3, 1})),
+                "cu_seqlens_q has 2 dimensions; it must be (batch + 1)"},
+        Forward{"cu_seqlens_empty", packed_forward, set(&F::cu_seqlens_q, tensor(5, DType::i32, {0})),
+                "cu_seqlens_q has shape (0); it needs batch + 1 elements, one at least"},
+        Forward{"cu_seqlens_k_count", packed_forward, set(&F::cu_seqlens_k, tensor(5, DType::i32, {4})),
+                "cu_seqlens_k has shape (4); it must be (batch + 1) = (3)"},
+        Forward{"seqused_count", dense_forward, set(&F::seqused_q, tensor(5, DType::i64, {3})),
+                "seqused_q has shape (3); it must be (batch) = (2)"},
+        Forward{"cu_seqlens_start", checked_packed, set(&F::cu_seqlens_q, integers<1, 3, 5>()),
+                "cu_seqlens_q[0] is 1; the first sequence starts at row 0"},
+        Forward{"cu_seqlens_descends", checked_packed, set(&F::cu_seqlens_k, integers<0L, 7L, 4L>()),
+                "cu_seqlens_k[2] is 4, below cu_seqlens_k[1] = 7; offsets must ascend"},
+        Forward{"cu_seqlens_past_end", checked_packed, set(&F::cu_seqlens_k, integers<0L, 4L, 8L>()),
+                "cu_seqlens_k[2] is 8; offsets are at most total_k = 7"},
+        Forward{"seqused_negative", checked_packed, set(&F::seqused_q, integers<3, -1>()),
+                "seqused_q[1] is -1; it must be from 0 to the length of sequence 1, 2"},
+        Forward{"seqused_past_end", checked_packed, set(&F::seqused_k, integers<5, 3>()),
+                "seqused_k[0] is 5; it must be from 0 to the length of sequence 0, 4"},
+        Forward{"seqused_past_seqlen", checked_dense, set(&F::seqused_k, integers<7L, 8L>()),
+                "seqused_k[1] is 8; it must be from 0 to the length of sequence 1, 7"}),
     case_name<ForwardArgs>);
 
 using Backward = Case<BackwardArgs>;
@@ -333,8 +285,7 @@ INSTANTIATE_TEST_SUITE_P(
             "e4m3", dense_backward, [](B& a) { a.q.dtype = DType::e4m3; },
             "q is e4m3; the backward of an 8-bit forward is 16-bit: pass q, k and v in f16, bf16 or f32"},
         Backward{
-            "causal_by_sequence", dense_backward,
-            [](B& a) { a.causal_by_sequence = tensor(12, DType::i32, {2}); },
+            "causal_by_sequence", dense_backward, set(&B::causal_by_sequence, tensor(12, DType::i32, {2})),
             "causal_by_sequence is given to backward, which has one mask for all sequences; pass the causal "
             "ones and the others in calls of their own"},
         Backward{"mixed_k", dense_backward, [](B& a) { a.k.dtype = a.v.dtype = DType::s8; },
@@ -353,21 +304,12 @@ INSTANTIATE_TEST_SUITE_P(
         Backward{"gradients_missing", dense_backward, [](B& a) { a.dq = a.dk = a.dv = a.dsink = {}; },
                  "dq, dk, dv and dsink are all missing; pass those that are wanted"},
         Backward{
-            "dout_shape", dense_backward,
-            [](B& a) {
-              a.dout = tensor(6, DType::f32, {2, 5, 4, 16});
-            },
+            "dout_shape", dense_backward, set(&B::dout, tensor(6, DType::f32, {2, 5, 4, 16})),
             "dout has shape (2, 5, 4, 16); it must be (batch, seqlen_q, heads_q, head_dim_v) = (2, 5, 4, 8)"},
         Backward{
-            "dk_shape", dense_backward,
-            [](B& a) {
-              a.dk = tensor(9, DType::f32, {2, 7, 4, 16});
-            },
+            "dk_shape", dense_backward, set(&B::dk, tensor(9, DType::f32, {2, 7, 4, 16})),
             "dk has shape (2, 7, 4, 16); it must be (batch, seqlen_k, heads_kv, head_dim) = (2, 7, 2, 16)"},
-        Backward{"dlse_shape", dense_backward,
-                 [](B& a) {
-                   a.dlse = tensor(7, DType::f32, {2, 4, 6});
-                 },
+        Backward{"dlse_shape", dense_backward, set(&B::dlse, tensor(7, DType::f32, {2, 4, 6})),
                  "dlse has shape (2, 4, 6); it must be (batch, heads_q, seqlen_q) = (2, 4, 5)"},
         Backward{"dq_dtype", dense_backward, [](B& a) { a.dq.dtype = DType::f16; },
                  "dq is f16 but q is f32; convert it to f32"},
@@ -377,7 +319,7 @@ INSTANTIATE_TEST_SUITE_P(
                    for (Tensor* x : {&a.dq, &a.dv}) x->dtype = DType::bf16;
                  },
                  "dv is bf16 but dk is f32; convert it to f32"},
-        Backward{"dsink_shape", dense_backward, [](B& a) { a.dsink = tensor(11, DType::f32, {2}); },
+        Backward{"dsink_shape", dense_backward, set(&B::dsink, tensor(11, DType::f32, {2})),
                  "dsink has shape (2); it must be (heads_q) = (4)"},
         Backward{"dsink_without_sink", dense_backward, [](B& a) { a.sink = {}; },
                  "dsink is given without sink; pass both, or neither"},

@@ -6,6 +6,7 @@
 
 #include "contract/contract.hpp"
 #include "harness/element.hpp"
+#include "harness/error_of.hpp"
 
 namespace tandem::harness {
 namespace {
@@ -341,12 +342,7 @@ TEST_F(Contract17_Append, KAndVInterleavedInOneTensor) {
 }
 
 std::string error_of(const AppendCall& call) {
-  try {
-    append_kv(call.args());
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "none";
+  return tandem::error_of(Status::invalid_argument, [&] { append_kv(call.args()); });
 }
 
 TEST_F(Contract17_Append, WithCheckTwoTokensInOneRowAreAnErrorThatNamesBoth) {

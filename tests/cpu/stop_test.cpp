@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "harness/error_of.hpp"
 #include "harness/runner.hpp"
 #include "tandem/error.hpp"
 #include "tandem/quantize.hpp"
@@ -46,12 +47,8 @@ void expect_early_end(const Args& args, std::initializer_list<int> numbers_of_th
                       int until = 2) {
   for (const int threads : numbers_of_threads) {
     Asked asked{.until = until};
-    try {
-      run(args, threads, asked);
-      FAIL() << "ran to its end with " << threads << " threads";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.status(), Status::interrupted) << e.what();
-    }
+    EXPECT_NE(error_of(Status::interrupted, [&] { run(args, threads, asked); }), "")
+        << "ran to its end with " << threads << " threads";
     EXPECT_EQ(asked.times, until) << "of which the last was answered with yes";
   }
 }

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "gpu/driver.hpp"
+#include "harness/error_of.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem::gpu {
@@ -16,23 +17,13 @@ TEST(WithoutDriver, TensorsOnCudaAreAClearError) {
   ForwardArgs args;
   args.q = args.k = args.v = ConstTensor(memory.data(), DType::bf16, {1, 4, 1, 64}, cuda);
   args.out = Tensor(memory.data() + 4 * 64, DType::bf16, {1, 4, 1, 64}, cuda);
-  try {
-    forward(args);
-    FAIL() << "ran without a driver";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.status(), Status::unsupported) << e.what();
-    EXPECT_NE(std::string(e.what()).find("driver"), std::string::npos) << e.what();
-  }
+  const std::string error = error_of(Status::unsupported, [&] { forward(args); });
+  EXPECT_NE(error.find("driver"), std::string::npos) << error;
 }
 
 TEST(WithoutDriver, AFailedCallNamesTheCall) {
-  try {
-    check(2, "cuMemAlloc");
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.status(), Status::out_of_memory);
-    EXPECT_NE(std::string(e.what()).find("cuMemAlloc"), std::string::npos);
-  }
+  const std::string error = error_of(Status::out_of_memory, [] { check(2, "cuMemAlloc"); });
+  EXPECT_NE(error.find("cuMemAlloc"), std::string::npos) << error;
 }
 
 }  // namespace

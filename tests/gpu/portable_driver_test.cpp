@@ -15,6 +15,7 @@
 #include "gpu/kernels.hpp"
 #include "gpu/launch.hpp"
 #include "gpu/shipped.hpp"
+#include "harness/error_of.hpp"
 #include "ops/cache/launch.hpp"
 #include "ops/portable_set.hpp"
 #include "tandem/attention.hpp"
@@ -113,13 +114,7 @@ std::vector<std::string> symbols(const fake::Driver& driver) {
 }
 
 std::string error_of(const ForwardArgs& args, Status status) {
-  try {
-    forward(args);
-  } catch (const Error& e) {
-    EXPECT_EQ(e.status(), status) << e.what();
-    return e.what();
-  }
-  return "none";
+  return tandem::error_of(status, [&] { forward(args); });
 }
 
 TEST_F(FakeDriverPortable, ACallTakesTheShippedPtx) {
@@ -211,18 +206,12 @@ TEST_F(FakeDriverPortable, AnImageForAnotherGpuIsNamed) {
   for (const abi::Result refusal : {abi::error_no_binary_for_gpu, abi::error_invalid_image}) {
     driver->failing = "cuModuleLoadData";
     driver->failure = refusal;
-    try {
-      load_kernel(usual, name, 0);
-      ADD_FAILURE() << "no error";
-    } catch (const Error& e) {
-      const std::string text = e.what();
-      EXPECT_EQ(text.find("cuda:1 cannot load tandem::merge<"), 0U) << text;
-      EXPECT_NE(
-          text.find(
-              "compiled for sm_120: its image is damaged, or for another GPU; remove the kernel cache "),
-          std::string::npos)
-          << text;
-    }
+    const std::string text = tandem::error_of(Status::runtime, [&] { load_kernel(usual, name, 0); });
+    EXPECT_EQ(text.find("cuda:1 cannot load tandem::merge<"), 0U) << text;
+    EXPECT_NE(
+        text.find("compiled for sm_120: its image is damaged, or for another GPU; remove the kernel cache "),
+        std::string::npos)
+        << text;
   }
   EXPECT_FALSE(load_kernel(usual, name, 0).portable);
 }

@@ -7,6 +7,7 @@
 
 #include "api/make_problem.hpp"
 #include "gpu/kernel_spec.hpp"
+#include "harness/error_of.hpp"
 #include "ops/backward/launch.hpp"
 #include "ops/backward/sm80_plan.hpp"
 #include "ops/forward/launch.hpp"
@@ -56,16 +57,6 @@ ForwardConfig config_of(const ForwardArgs& args) {
   return std::get<ForwardConfig>(plan_of(args).gpu->config);
 }
 
-template <typename F>
-std::string refusal(F&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "none";
-}
-
 BackwardArgs backward_on(const std::string& gpu, std::int64_t head_dim) {
   const ForwardArgs forward = call_on(gpu, head_dim);
   BackwardArgs backward;
@@ -84,7 +75,7 @@ TEST(Family, IsThatOfTheComputeCapability) {
   }
   const gpu::DeviceProperties turing{.name = "T4", .major = 7, .minor = 5};
   EXPECT_EQ(
-      refusal([&] { facts_of(turing); }),
+      error_of(Status::unsupported, [&] { facts_of(turing); }),
       "T4 has compute capability 7.5; the GPU kernels need 8.0 (Ampere) or later; copy the tensors to the "
       "CPU");
 }
@@ -99,12 +90,12 @@ TEST(Family, IsWhatTheEnvironmentAsksFor) {
   {
     const Kernels wish("sm90");
     EXPECT_EQ(config_of(call_on("H100")).family, Family::sm90);
-    EXPECT_NE(
-        refusal([] { plan_of(call_on("A100")); }).find("compute capability 9.0 alone runs, A100 has 8.0"),
-        std::string::npos);
+    EXPECT_NE(error_of(Status::unsupported, [] { plan_of(call_on("A100")); })
+                  .find("compute capability 9.0 alone runs, A100 has 8.0"),
+              std::string::npos);
   }
   const Kernels wish("volta");
-  EXPECT_EQ(refusal([] { plan_of(call_on("H100")); }),
+  EXPECT_EQ(error_of(Status::unsupported, [] { plan_of(call_on("H100")); }),
             "TANDEM_KERNELS is volta; it may be sm80, sm90, or unset for the GPU's own");
 }
 
@@ -123,25 +114,27 @@ TEST(Family, WhatItLacksIsAnError) {
   const ForwardArgs forward = call_on("A100");
   ForwardArgs eight_bit = forward;
   eight_bit.options.precision = Precision::fp8;
-  EXPECT_EQ(refusal([&] { explain(eight_bit); }), where + "no 8-bit kernel yet; copy the tensors to the CPU");
+  EXPECT_EQ(error_of(Status::unsupported, [&] { explain(eight_bit); }),
+            where + "no 8-bit kernel yet; copy the tensors to the CPU");
   alignas(16) static std::byte odd[32];
   ForwardArgs cache = forward;  // what TMA can read is Hopper's concern
   cache.k.dtype = cache.v.dtype = DType::e4m3;
   cache.k.data = odd + 1;
   cache.seqused_k = ConstTensor(nullptr, DType::i32, {2}, forward.q.device);
   cache.cache_batch_idx = cache.seqused_k;
-  EXPECT_EQ(refusal([&] { explain(cache); }),
+  EXPECT_EQ(error_of(Status::unsupported, [&] { explain(cache); }),
             where + "no kernel for k and v of 8 bits yet; copy the tensors to the CPU");
   cache.q.dtype = DType::e4m3;
-  EXPECT_EQ(refusal([&] { explain(cache); }),
+  EXPECT_EQ(error_of(Status::unsupported, [&] { explain(cache); }),
             where + "no kernel for k and v of 8 bits yet; copy the tensors to the CPU");
   cache.cache_batch_idx = {};  // more queries than read e4m3 keys as they are
-  EXPECT_EQ(refusal([&] { explain(cache); }),
+  EXPECT_EQ(error_of(Status::unsupported, [&] { explain(cache); }),
             where + "no kernel for k and v of 8 bits yet; copy the tensors to the CPU");
   const Kernels wish("sm80");
   ForwardArgs forced = call_on("H100");
   forced.options.precision = Precision::fp8;
-  EXPECT_NE(refusal([&] { explain(forced); }).find("unset TANDEM_KERNELS, or copy"), std::string::npos);
+  EXPECT_NE(error_of(Status::unsupported, [&] { explain(forced); }).find("unset TANDEM_KERNELS, or copy"),
+            std::string::npos);
 }
 
 TEST(Sm80Plan, EveryLineFitsTheSharedMemoryItAsksFor) {
