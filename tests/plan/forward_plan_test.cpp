@@ -189,6 +189,22 @@ TEST(ForwardPlan, WideHeadsTakeFewerKeysABlockWhereSequencesAreShort) {
   EXPECT_FALSE(config(4096).schedule.pingpong);
 }
 
+/// Tiles of causal sequences whose queries see as many keys on average.
+TEST(ForwardPlan, AWindowGetsTheTileOfItsWidth) {
+  const auto config = [](std::int64_t head_dim, std::int64_t left) {
+    Problem p = problem(head_dim, head_dim, 16384, 16384);
+    p.window_left = left;
+    p.window_right = 0;
+    return choose_forward_config(CallFacts(p));
+  };
+  EXPECT_EQ(config(128, -1).tiling.block_n, 160);
+  EXPECT_EQ(config(128, 8000).tiling.block_n, 160);
+  EXPECT_EQ(config(128, 4095).tiling.block_n, 128);
+  EXPECT_EQ(config(128, 127).q_stages, 2);
+  EXPECT_EQ(config(64, 1023).tiling.block_m, 192);
+  EXPECT_EQ(config(64, 127).tiling.block_m, 128);
+}
+
 TEST(ForwardLegality, NamesTheRuleThatIsBroken) {
   const auto objection = [](auto change) {
     ForwardConfig c;

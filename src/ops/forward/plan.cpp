@@ -17,6 +17,7 @@ constexpr const char* widest = "the widest key block that two stages of shared m
 constexpr const char* widest_late = "the widest key block with registers to wait late for the output";
 constexpr const char* three_blocks = "three key blocks in flight, and registers to wait late for the output";
 constexpr const char* diagonal = "square tiles waste least along the diagonal";
+constexpr const char* two_blocks = "two key blocks a tile: the next tile's Q comes in meanwhile";
 constexpr const char* short_tiles = "few key blocks a tile: ping-pong, and a short first softmax";
 constexpr const char* output_bound = "the output accumulator leaves registers for no wider key block";
 
@@ -31,7 +32,8 @@ constexpr ForwardTileLine tiles[] = {
     {128, 128, false, 1536, never, 128, 128, 3, 1, false, false, true, three_blocks},
     {128, 128, false, 0, 0, 128, 128, 3, 1, false, true, true, three_blocks},
     {128, 128, true, 12288, never, 128, 160, 2, 1, true, false, true, widest_late},
-    {128, 128, true, 0, 0, 128, 128, 3, 1, true, true, true, diagonal},
+    {128, 128, true, 384, 0, 128, 128, 3, 1, true, true, true, diagonal},
+    {128, 128, true, 0, never, 128, 128, 2, 2, true, true, false, two_blocks},
     {192, 128, false, 0, 0, 128, 128, 2, 1, false, false, true, widest_late},
     {192, 128, true, 0, 0, 128, 128, 2, 1, true, false, true, widest_late},
     {160, 160, false, 0, 0, 128, 128, 2, 1, false, false, true, widest_late},
@@ -169,8 +171,13 @@ const ForwardTileLine& forward_tile(const CallFacts& facts, const ForwardConfig&
   const Problem& p = facts.problem;
   const bool masked = c.mask.causal || c.mask.local || p.has_function();
   const bool known = !p.has_function() && (!c.mask.varlen || p.packed_k);
-  return forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, masked, known ? facts.keys : 0,
-                      c.mask.varlen);
+  constexpr std::int64_t some = 512;  // of which nothing is known
+  std::int64_t keys = known ? facts.keys : some;
+  // Masked lines are chosen by causal sequences, whose queries see half of the keys on average.
+  if (p.window_left >= 0 && p.window_right >= 0) {
+    keys = std::min(keys, 2 * (p.window_left + p.window_right + 1));
+  }
+  return forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, masked, keys, c.mask.varlen);
 }
 
 template <typename Config>
