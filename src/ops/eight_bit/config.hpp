@@ -54,6 +54,10 @@ struct EightBitConfig {
   [[nodiscard]] constexpr bool adds_late() const {
     return !lazy_rescaling() && !v_row_scales && schedule.overlap && !schedule.pingpong;
   }
+  /// A part of P V is in flight while the one before it is promoted, where registers hold both sums.
+  [[nodiscard]] constexpr bool parts_overlap() const {
+    return lazy_rescaling() && !schedule.overlap && parts >= 2 && part_columns() <= 64;
+  }
   /// Columns of V in a part of P V.
   [[nodiscard]] constexpr int part_columns() const { return tiling.head_dim_v / parts; }
 };

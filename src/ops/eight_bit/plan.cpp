@@ -26,7 +26,7 @@ constexpr EightBitTileLine tiles[] = {
     {256, 192, false, 128, 2, 1, 1, false, false, false, wide},
     {256, 192, true, 128, 2, 1, 1, false, false, true, wide},
     {256, 256, false, 128, 2, 1, 4, false, false, false, wide},
-    {256, 256, true, 128, 2, 1, 2, false, false, true, wide},
+    {256, 256, true, 128, 2, 1, 4, false, false, true, wide},
 };
 
 const EightBitTileLine& tile_for(int head_dim_qk, int head_dim_v, bool masked) {

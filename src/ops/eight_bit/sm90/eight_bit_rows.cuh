@@ -114,11 +114,29 @@ struct EightBitRows {
     OutputSum held[part_outputs];
     issue_output(held);
     meanwhile();
+    if constexpr (C.parts_overlap()) {
+      overlap_parts<first>(held);
+    } else {
 #pragma unroll
-    for (int part = 1; part < C.parts; ++part) next_part<first>(held, part);
-    wait_output(held);
-    promote<first>(held, C.parts - 1);
+      for (int part = 1; part < C.parts; ++part) next_part<first>(held, part);
+      wait_output(held);
+      promote<first>(held, C.parts - 1);
+    }
     c.release_v();
+  }
+  /// The parts after the first, whose products are in flight: each is promoted under the next one's.
+  template <bool first>
+  TANDEM_DEVICE void overlap_parts(OutputSum (&even)[part_outputs]) {
+    OutputSum odd[part_outputs];
+    c.template issue_part<ptx::Start::fresh>(odd, probabilities, 1);
+#pragma unroll
+    for (int part = 0; part < C.parts; ++part) {
+      OutputSum(&held)[part_outputs] = part % 2 == 0 ? even : odd;
+      part + 1 < C.parts ? ptx::wgmma_wait<1>() : ptx::wgmma_wait<0>();
+      ptx::pin_registers(held);
+      promote<first>(held, part);
+      if (part + 2 < C.parts) c.template issue_part<ptx::Start::replace>(held, probabilities, part + 2);
+    }
   }
 
   // ---- Begin and end of the tile ----
