@@ -14,8 +14,8 @@
 //                          where nothing is compared: windows, softcap, s8 and the quantiser alone}
 //                          precision=fp8 strict=0 (forward) times the call with the quantiser in it;
 //   problem pass=quantize precision=fp8 ...  the quantiser alone -> {"bytes": read and written, ...}
-//                          quantized=1: q, k and v are 8-bit already; the same pass arranges them
-//                          (transpose_v=0), or the attention kernel reads where they are
+//                          quantized=1: q, k and v are 8-bit already; the same pass arranges all of them
+//                          (in a whole call in_place=1 arranges V alone, transpose_v=1 nothing)
 //   problem pass=quantized precision=fp8 ... the 8-bit attention kernel alone
 //   round MILLISECONDS     runs for about that long -> {"us": mean time of a call, "calls": n}
 //
@@ -262,7 +262,7 @@ class Bench {
     p_ = is_backward() ? make_problem(gradients_, Memory::present) : make_problem(args_, Memory::present);
     gpu::KernelConfig config = plan_gpu(p_).gpu->config;
     if (auto* c = std::get_if<EightBitConfig>(&config); c != nullptr && pass_ == "quantize") {
-      c->transpose_v = false;  // else nothing is launched before
+      c->in_place = c->transpose_v = false;  // else not all is arranged before
     }
     std::visit([&](auto& c) { override_config(c, words); }, config);
     if (const std::string why = objection(config); !why.empty()) invalid(why);

@@ -236,7 +236,7 @@ template <typename T, typename F>
 requires is<T, EightBitConfig>
 constexpr void for_each_member(T& x, F&& f) {
   auto& [tiling, qk, pv, stages, q_stages, mask, row_scales, v_row_scales, rotated_v, parts, linear_exp2,
-         transpose_v, softcap, schedule] = x;
+         in_place, transpose_v, softcap, schedule] = x;
   f("tiling", tiling);
   f("qk", qk);
   f("pv", pv);
@@ -248,6 +248,7 @@ constexpr void for_each_member(T& x, F&& f) {
   f("rotated_v", rotated_v);
   f("parts", parts);
   f("linear_exp2", linear_exp2);
+  f("in_place", in_place);
   f("transpose_v", transpose_v);
   f("softcap", softcap);
   f("schedule", schedule);

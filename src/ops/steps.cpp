@@ -157,8 +157,8 @@ void add_dequantize(Steps& steps, const Problem& problem, const QuantizeConfig& 
   if (items > 0) steps.list.add({.kernel = &kernels::dequantize, .config = config, .grid = grid_of(items)});
 }
 
-bool add_quantizer(Steps& steps, const QuantizeConfig& config) {
-  const gpu::QuantizeItems items = gpu::quantize_items(steps.problem);
+bool add_quantizer(Steps& steps, const QuantizeConfig& config, bool values_alone) {
+  const gpu::QuantizeItems items = gpu::quantize_items(steps.problem, values_alone);
   if (!steps.problem.quantized_inputs()) {
     return add_quantize_launches(steps.list, config, items.k, items.total(), steps.multiprocessors);
   }
@@ -174,10 +174,10 @@ void add_eight_bit(Steps& steps, const EightBitConfig& config, const QuantizeCon
   if (config.transpose_v) {
     steps.workspace.take_counters(sizeof(unsigned int));
   } else {
-    steps.workspace = gpu::quantized_workspace(steps.problem, steps.recipe);
+    steps.workspace = gpu::quantized_workspace(steps.problem, steps.recipe, config.in_place);
   }
   steps.maps = gpu::eight_bit_maps(steps.problem, config);
-  const bool quantized = !config.transpose_v && add_quantizer(steps, quantizer);
+  const bool quantized = !config.transpose_v && add_quantizer(steps, quantizer, config.in_place);
   steps.list.add({.kernel = &kernels::eight_bit_forward,
                   .config = config,
                   .grid = persistent_grid(tiles, steps),

@@ -271,17 +271,17 @@ std::vector<QuantizedAndShape> quantized_and_shapes() {
   return all;
 }
 
-/// Quantized values that the kernel reads where they are, and the same ones a byte further apart, which are
-/// arranged first: the same bits.
+/// Quantized values that the kernel reads where they are, of many keys with V arranged, and the same ones a
+/// byte further apart, which are all arranged first: the same bits.
 class QuantizedInputInPlace : public GpuTest,
                               public testing::WithParamInterface<std::tuple<int, bool, bool>> {
  protected:
-  static Call forward(const Case& c, bool transposes) {
+  static Call forward(const Case& c, bool in_place) {
     Call call(c);
     harness::quantize_inputs(call, DType::e4m3, c.packed_k ? Granularity::tensor : Granularity::block);
     for (Box* scales : {&call.q_scale, &call.k_scale, &call.v_scale}) scales->set(0, -scales->get(0));
     const Problem p = make_problem(call.forward_args());
-    EXPECT_EQ(choose_eight_bit_config(CallFacts(p), recipe_of(p)).transpose_v, transposes);
+    EXPECT_EQ(choose_eight_bit_config(CallFacts(p), recipe_of(p)).in_place, in_place);
     call.prepare(Pass::forward);
     GpuRunner runner;
     runner.forward(call);
@@ -291,7 +291,7 @@ class QuantizedInputInPlace : public GpuTest,
 
 TEST_P(QuantizedInputInPlace, GiveTheBitsOfArrangedOnes) {
   const auto& [head_dim, causal, packed] = GetParam();
-  for (const std::int64_t seqlen : {100, 1000}) {
+  for (const std::int64_t seqlen : {100, 1000, 4500}) {
     Case c = with_setting(small_case(DType::bf16, seqlen, seqlen), {Precision::fp8, false});
     c.batch = 3;
     c.heads_q = 4;

@@ -133,6 +133,10 @@ TEST_P(ShippedEightBit, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
   each(shipped_eight_bit_configs(), [](const EightBitConfig& config) {
     ASSERT_EQ(eight_bit_objection(config), "");
     expect_fast(kernels::eight_bit_forward.name(config), eight_bit_local_bytes_allowed(config));
+    EightBitConfig in_place = config;  // quantized values of the caller's, which are not in the set
+    in_place.in_place = true;
+    if (!eight_bit_objection(in_place).empty()) return;
+    expect_fast(kernels::eight_bit_forward.name(in_place), eight_bit_local_bytes_allowed(in_place));
   });
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedEightBit, ShippedSet::groups_of(shipped_eight_bit_configs().size()));

@@ -84,8 +84,15 @@ TEST(EightBitPlan, ReadsQuantizedValuesWhereTheyAreIfTmaCan) {
   EXPECT_FALSE(transposes([](Problem& p) { p.k_scale.group = ScaleGroup::row; }));
   EXPECT_FALSE(transposes([](Problem& p) { p.q.dtype = p.k.dtype = p.v.dtype = DType::s8; }));
   EXPECT_TRUE(transposes([](Problem& p) { p.k_scale.group = ScaleGroup::block; }));
-  // Where many tiles of queries would transpose V again it is arranged once.
-  EXPECT_FALSE(transposes([](Problem& p) { p.rows_q = p.rows_k = 16384; }));
+  // Where many tiles of queries would transpose V again it is arranged once; Q and K are read where they are.
+  Problem many = quantized_problem(128, false);
+  many.rows_q = many.rows_k = 16384;
+  EXPECT_FALSE(choose(many).transpose_v);
+  EXPECT_TRUE(choose(many).in_place);
+  many.v.row_stride = 264;
+  EXPECT_TRUE(choose(many).in_place);
+  many.k.row_stride = 264;
+  EXPECT_FALSE(choose(many).in_place);
   EXPECT_TRUE(transposes([](Problem& p) {
     p.rows_q = 1;
     p.rows_k = 16384;
@@ -144,10 +151,10 @@ TEST(EightBitPlan, ObjectionsNameTheRule) {
               c.linear_exp2 = true;
             }),
             "linear_exp2 takes P in e4m3 and scales of V by block");
-  EXPECT_EQ(objection([](EightBitConfig& c) { c.transpose_v = c.rotated_v = true; }),
+  EXPECT_EQ(objection([](EightBitConfig& c) { c.in_place = c.transpose_v = c.rotated_v = true; }),
             "transpose_v takes V as it is, not rotated");
-  EXPECT_EQ(objection([](EightBitConfig& c) { c.transpose_v = c.row_scales = true; }),
-            "transpose_v takes e4m3 and scales by block or larger: others are arranged before");
+  EXPECT_EQ(objection([](EightBitConfig& c) { c.in_place = c.row_scales = true; }),
+            "in_place takes e4m3 and scales by block or larger: others are arranged before");
   EXPECT_EQ(objection([](EightBitConfig& c) { c.stages = 8; }),
             "needs 287744 bytes of shared memory, a block has 232448");
 }

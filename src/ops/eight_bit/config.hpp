@@ -32,9 +32,10 @@ struct EightBitConfig {
   /// Half of P's exponentials are linear within an octave (takes_linear_exp2; e4m3, scales by block).
   bool linear_exp2 = false;
 
-  /// Quantized values and scales are caller-supplied and read where they are. Rows of Q and K are used as
-  /// they come; V is transposed in shared memory (e4m3, scales by block).
-  bool transpose_v = false;
+  /// Q, K and all scales are the caller's and read where they are (e4m3, scales by block). V is arranged
+  /// before, which takes the signs of its scales.
+  bool in_place = false;
+  bool transpose_v = false;  ///< with in_place: V is read where it is too, and transposed in shared memory
 
   bool softcap = false;  ///< scores are capped before the mask
   EightBitSchedule schedule{};
@@ -91,16 +92,16 @@ constexpr int eight_bit_shared_bytes(const EightBitConfig& c) {
 
 /// What the 8-bit forward kernel is launched with. In `forward`, q, k and v are maps of quantized values: q
 /// and k with dimensions (head_dim, rows, heads, batch), v with (padded keys, head_dim_v, heads, batch);
-/// scale is not negative. With transpose_v all three are as the caller
-/// has them, (head_dim, rows, heads, batch), and so are the scales: null data stands for 1, and any of them
-/// may be negative, the softmax's too.
+/// scale is not negative. With in_place q and k are as the caller has them, with transpose_v v too,
+/// (head_dim, rows, heads, batch), and so are the scales: null data stands for 1, and any of them may be
+/// negative, the softmax's too.
 struct EightBitParams {
   ForwardParams forward;
   ScaleArray q_scales;
   ScaleArray k_scales;
   ScaleArray v_scales;
   ScaleArray shift;   ///< null data: none
-  int q_scale_heads;  ///< query heads that share one of q's (transpose_v)
+  int q_scale_heads;  ///< query heads that share one of q's (in_place)
 };
 
 }  // namespace tandem

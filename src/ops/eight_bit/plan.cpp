@@ -124,9 +124,9 @@ EightBitConfig with_keys(EightBitConfig c, std::int64_t rows_k) {
 }
 
 /// Whether a query sees so few keys that V is transposed by every tile of queries that reads it in less time
-/// than quantized values take to be copied once (docs/kernels/quantiser.md, The plan). Measured with as many
-/// queries as keys: fewer queries transpose less, fewer heads of keys copy less.
-bool is_few_keys(const Problem& p) {
+/// than V takes to be copied once (docs/kernels/quantiser.md, The plan). Measured with as many queries as
+/// keys: fewer queries transpose less, fewer heads of keys copy less.
+bool is_few_keys(const Problem& p, int head_dim_v) {
   const auto batch = static_cast<double>(std::max<std::int64_t>(p.batch, 1));
   const double queries = static_cast<double>(p.rows_q * p.heads_q) * (p.packed_q ? 1.0 : batch);
   const double rows_kv = static_cast<double>(p.rows_k * p.heads_kv) * (p.packed_k ? 1.0 : batch);
@@ -135,16 +135,23 @@ bool is_few_keys(const Problem& p) {
   if (p.window_left >= 0 && p.window_right >= 0) {
     keys = std::min(keys, static_cast<double>(p.window_left + p.window_right + 1));
   }
-  constexpr double most = 4096.0;
-  return queries * keys <= most * (queries + 2.0 * rows_kv) / 3.0;
+  const double most = head_dim_v <= 64 ? 4096.0 : 1536.0;
+  return queries * keys <= most * rows_kv;
 }
 
-/// Quantized values of the caller's that the kernel can read where they are, and blocks of V that it has room
-/// to transpose.
-bool may_transpose(const Problem& p, EightBitConfig c) {
-  if (!p.quantized_inputs() || c.pv != OperandType::e4m3) return false;
-  c.transpose_v = true;
-  return eight_bit_objection(c).empty() && is_few_keys(p) && gpu::can_read_quantized(p, c);
+/// Quantized values of the caller's are read where they are if the kernel can: Q and K, and V where there is
+/// room to transpose its blocks and that takes less time than a copy.
+EightBitConfig with_callers_values(const EightBitConfig& c, const Problem& p) {
+  if (!p.quantized_inputs()) return c;
+  const auto can_read = [&](const EightBitConfig& with) {
+    return eight_bit_objection(with).empty() && gpu::can_read_quantized(p, with);
+  };
+  EightBitConfig in_place = c;
+  in_place.in_place = true;
+  if (!can_read(in_place)) return c;
+  EightBitConfig transposing = in_place;
+  transposing.transpose_v = true;
+  return is_few_keys(p, c.tiling.head_dim_v) && can_read(transposing) ? transposing : in_place;
 }
 
 }  // namespace
@@ -157,9 +164,7 @@ EightBitConfig choose_eight_bit_config(const CallFacts& facts, const Recipe& rec
   c.tiling.head_dim_v = padded(p.head_dim_v, 32);
   c.mask = facts.mask;
   c.softcap = p.softcap > 0.0F;
-  c = with_keys(with_tile(c), p.rows_k);
-  c.transpose_v = may_transpose(p, c);
-  return c;
+  return with_callers_values(with_keys(with_tile(c), p.rows_k), p);
 }
 
 std::string eight_bit_objection(const EightBitConfig& c) {
@@ -176,10 +181,11 @@ std::string eight_bit_objection(const EightBitConfig& c) {
     return fmt::format("needs {} bytes of shared memory, a block has {}", eight_bit_shared_bytes(c),
                        hopper_shared_bytes_per_sm - reserved_shared_bytes);
   }
-  if (c.transpose_v &&
+  if (c.in_place &&
       (c.qk != OperandType::e4m3 || c.pv != OperandType::e4m3 || c.row_scales || c.v_row_scales)) {
-    return "transpose_v takes e4m3 and scales by block or larger: others are arranged before";
+    return "in_place takes e4m3 and scales by block or larger: others are arranged before";
   }
+  if (c.transpose_v && !c.in_place) return "transpose_v takes in_place: q and k as they are too";
   if (c.transpose_v && c.rotated_v) return "transpose_v takes V as it is, not rotated";
   if (c.linear_exp2 && (c.pv != OperandType::e4m3 || !c.lazy_rescaling())) {
     return "linear_exp2 takes P in e4m3 and scales of V by block";
@@ -189,8 +195,9 @@ std::string eight_bit_objection(const EightBitConfig& c) {
 
 int eight_bit_local_bytes_allowed(const EightBitConfig& c) {
   const bool int8 = c.pv == OperandType::s8;
-  if (c.tiling.head_dim_v <= 64) return int8 || !c.mask.varlen ? 0 : c.mask.causal ? 160 : 8;
-  if (!int8) return 0;
+  const int signs = c.in_place && c.mask.causal && c.mask.varlen && c.tiling.head_dim_v <= 128 ? 12 : 0;
+  if (c.tiling.head_dim_v <= 64) return int8 || !c.mask.varlen ? 0 : (c.mask.causal ? 160 : 8) + signs;
+  if (!int8) return signs;
   if (c.tiling.head_dim_v <= 128) return !c.mask.causal ? 0 : c.mask.varlen ? 44 : 24;
   return c.mask.varlen ? 0 : 16;
 }
@@ -226,6 +233,7 @@ std::vector<std::string> explain_eight_bit(const Problem& problem, const Recipe&
                        : recipe.smooth_k            ? "mean_of_keys, quantize and "
                                                     : "quantize and ";
   const char* quantized = c.transpose_v ? "are read where they are, V's transposed in shared memory"
+                          : c.in_place  ? "are read where they are, V's copied with its keys contiguous"
                           : problem.quantized_inputs() ? "are copied into the layout that the kernel reads"
                                                        : "are found from 16-bit tensors";
   return {

@@ -10,8 +10,9 @@
 
 namespace tandem::gpu {
 
-/// What the quantiser's kernels write and work in. What a recipe does without takes no room.
-Workspace quantized_workspace(const Problem& problem, const Recipe& recipe);
+/// What the quantiser's kernels write and work in. What a recipe does without takes no room. `values_alone`:
+/// V alone is arranged, of quantized values of the caller's.
+Workspace quantized_workspace(const Problem& problem, const Recipe& recipe, bool values_alone = false);
 
 /// Blocks of a tensor's axis times heads, `heads_per_item` of them as one: what a kernel does at a time.
 struct QuantizeItems {
@@ -24,13 +25,13 @@ struct QuantizeItems {
   [[nodiscard]] std::int64_t total() const { return std::int64_t{q} + k + v; }
 };
 /// Of the kernels that quantise, or arrange quantized values of the caller's.
-QuantizeItems quantize_items(const Problem& problem);
+QuantizeItems quantize_items(const Problem& problem, bool values_alone = false);
 /// Of the kernel that dequantises k and v.
 QuantizeItems dequantize_items(const Problem& problem);
 
 /// `memory` is that of `workspace`, which begins with quantized_workspace.
 QuantizeParams make_quantize_params(const Problem& problem, const Recipe& recipe, const Workspace& workspace,
-                                    char* memory);
+                                    char* memory, bool values_alone = false);
 
 /// Those of a quantized problem, with its scales.
 ArrangeParams make_arrange_params(const Problem& problem, const QuantizeParams& params);

@@ -1,5 +1,5 @@
-// Quantized values of the caller's that the 8-bit kernel reads where they are, V's transposed on their way,
-// against the same quantized values arranged first: the same bits.
+// Quantized values of the caller's that the 8-bit kernel reads where they are, V's transposed on their way or
+// arranged before, against the same quantized values that are all arranged first: the same bits.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -24,8 +24,12 @@ using harness::Box;
 using harness::Call;
 using harness::Case;
 
+constexpr EightBitConfig in_place(EightBitConfig c) {
+  c.in_place = true;
+  return c;
+}
 constexpr EightBitConfig transposing(EightBitConfig c) {
-  c.transpose_v = true;
+  c.in_place = c.transpose_v = true;
   return c;
 }
 
@@ -68,16 +72,20 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
   add_buffers(options, call.inputs(), false);
   add_buffers(options, call.outputs(Pass::forward), true);
   const gpu::Workspace space = gpu::quantized_workspace(p, recipe);
-  const QuantizedScratch scratch(space);
+  const gpu::Workspace space_of_v = gpu::quantized_workspace(p, recipe, true);
+  const QuantizedScratch scratch(space), scratch_of_v(space_of_v);
   options.buffers.push_back({scratch.data, space.bytes(), true});
+  options.buffers.push_back({scratch_of_v.data, space_of_v.bytes(), true});
   std::vector<unsigned int> counter(1, 0);
   options.buffers.push_back(emulator::writable(counter));
-  const QuantizeParams q = gpu::make_quantize_params(p, recipe, space, scratch.data);
-  emulator::launch(arrange_quantized<arrange>, gpu::make_arrange_params(p, q),
-                   {.blocks = static_cast<unsigned>(q.items_q + q.items_k + q.items_v),
-                    .threads = quantize_threads,
-                    .shared_bytes = static_cast<std::size_t>(arrange_shared_bytes(arrange))},
-                   options);
+  const auto launch_arrange = [&](const QuantizeParams& q) {
+    emulator::launch(arrange_quantized<arrange>, gpu::make_arrange_params(p, q),
+                     {.blocks = static_cast<unsigned>(q.items_q + q.items_k + q.items_v),
+                      .threads = quantize_threads,
+                      .shared_bytes = static_cast<std::size_t>(arrange_shared_bytes(arrange))},
+                     options);
+  };
+  launch_arrange(gpu::make_quantize_params(p, recipe, space, scratch.data));
   gpu::LoadedMaps maps = gpu::eight_bit_maps(p, config);
   gpu::place(maps, space, scratch.data);
   attend(kernel->kernel, config,
@@ -86,14 +94,19 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
          options);
   const std::vector<double> out = call.out.values();
   const std::vector<double> lse = call.lse.values();
-  call.prepare(Pass::forward);
-  counter[0] = 0;
-  attend(&eight_bit_forward<transposing(config)>, transposing(config),
-         gpu::make_caller_params(p, transposing(config), gpu::eight_bit_maps(p, transposing(config)),
-                                 &emulator::encode, 64 * 1024, counter.data()),
-         options);
-  expect_same(call.out.values(), out);
-  expect_same(call.lse.values(), lse);
+  const auto expect_same_in_place = [&](void (*with)(EightBitParams), const EightBitConfig& how) {
+    call.prepare(Pass::forward);
+    counter[0] = 0;
+    gpu::LoadedMaps of_caller = gpu::eight_bit_maps(p, how);
+    gpu::place(of_caller, space_of_v, scratch_of_v.data);
+    attend(with, how,
+           gpu::make_caller_params(p, how, of_caller, &emulator::encode, 64 * 1024, counter.data()), options);
+    expect_same(call.out.values(), out);
+    expect_same(call.lse.values(), lse);
+  };
+  expect_same_in_place(&eight_bit_forward<transposing(config)>, transposing(config));
+  launch_arrange(gpu::make_quantize_params(p, recipe, space_of_v, scratch_of_v.data, true));
+  expect_same_in_place(&eight_bit_forward<in_place(config)>, in_place(config));
   EXPECT_TRUE(harness::follows_recipe(call, harness::expect_recipe(call)));
   for (const Box* box : call.outputs(Pass::forward)) EXPECT_TRUE(box->changed_outside().empty());
 }

@@ -159,8 +159,8 @@ struct EightBitConsumer {
   /// Loads the tile's scales; nothing waits for them before take_scales. Rows past the sequence's end, whose
   /// results are dropped, take the scale of its last row.
   TANDEM_DEVICE void load_scales(const tile::QueryTile& t) {
-    const int batch = p.forward.packed_q && !C.transpose_v ? 0 : t.index.batch;
-    const int head = C.transpose_v ? t.index.head / p.q_scale_heads : t.index.head;
+    const int batch = p.forward.packed_q && !C.in_place ? 0 : t.index.batch;
+    const int head = C.in_place ? t.index.head / p.q_scale_heads : t.index.head;
 #pragma unroll
     for (int h = 0; h < units; ++h) {
       const i64 row = padded_row(t, h);
@@ -222,7 +222,7 @@ struct EightBitConsumer {
   /// Caller-supplied scales may be negative. The exponent's multiply-add allows that, but a maximum does not:
   /// the scores take the sign.
   TANDEM_DEVICE void take_sign(float (&s)[scores]) {
-    if constexpr (C.transpose_v) {
+    if constexpr (C.in_place) {
       if (!(score_unit[0] < 0.0F)) return;
 #pragma unroll
       for (float& score : s) score = -score;
@@ -240,7 +240,7 @@ struct EightBitConsumer {
       if constexpr (!C.row_scales) {
         unit *= magnitude(ptx::load_shared(&shared.block_scales[k_at.stage].k), k_has_nan);
       }
-      const float size = C.transpose_v ? ptx::max_magnitude(0.0F, unit) : unit;
+      const float size = C.in_place ? ptx::max_magnitude(0.0F, unit) : unit;
       score_unit[h] = size < tiny ? tiny : unit;
       if constexpr (C.softcap) {
         cap_unit[h] = unit * (2.0F / p.forward.softcap);
