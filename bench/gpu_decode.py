@@ -5,9 +5,10 @@
 Each contender is captured in a CUDA graph of calls that go through so many buffers that no key is in the L2
 again; graphs are replayed in turn. Tandem with and without lengths on the device (`seqused_k`), with pages of
 64 and of 16 rows in a random order, with a `split_size` of 1024, and with keys and values of e4m3; cuDNN and
-FlashAttention-2 through PyTorch, on the same tensors. Then batches of very unequal lengths in pages of 64
-(eight query heads over one, those that HPC-Ops publishes), beside the time of as many bytes at a copy's rate;
-and latent attention (128 query heads over one of 576 dimensions, of which v is 512).
+FlashAttention-2 through PyTorch, and FlashAttention-3 where it can be imported or --peer fa3=PATH has it
+(lengths on the device, splits as it likes), on the same tensors. Then batches of very unequal lengths in
+pages of 64 (eight query heads over one, those that HPC-Ops publishes), beside the time of as many bytes at a
+copy's rate; and latent attention (128 query heads over one of 576 dimensions, of which v is 512).
 Results are compared with fp32 before anything is timed. Memory traffic counts K and V once.
 """
 
@@ -17,6 +18,7 @@ import argparse
 import statistics
 from collections.abc import Callable
 
+import gpu_peers
 import harness
 import tandem
 import torch
@@ -78,6 +80,9 @@ def cell(args: argparse.Namespace, batch: int, seqlen: int) -> dict[str, object]
         "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
         "fa2": sdpa(SDPBackend.FLASH_ATTENTION),
     }
+
+    if args.fa3:
+        calls["fa3"] = lambda i: args.fa3(q, keys[i], values[i], used)
 
     def of_pages(rows: int) -> Call:
         order = torch.randperm(batch * seqlen // rows, device=device)
@@ -227,7 +232,13 @@ def main() -> int:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--no-pages", dest="pages", action="store_false")
+    parser.add_argument("--peer", type=gpu_peers.named_path, metavar="fa3=PATH", help="as of gpu-speed")
     args = parser.parse_args()
+    try:
+        args.fa3 = gpu_peers.fa3_step(args.peer and args.peer[1])
+    except (ImportError, OSError) as error:
+        args.fa3 = None
+        print(f"not found fa3: {error}")
     cells = []
     for batch, seqlen in CELLS:
         cells.append(cell(args, batch, seqlen))

@@ -1,34 +1,48 @@
-"""Both passes on a GPU against PyTorch's cuDNN and FlashAttention-2, on the grid of the paper.
+"""Tandem on a GPU beside FlashAttention-3 and 4, cuDNN, FlashAttention-2 and FlexAttention, in one run.
 
-    python bench gpu-speed [--json FILE] [--plot FILE]
+    python bench gpu-speed [--pass forward backward] [--fp8] [--windows] [--peer fa3=PATH] [--json FILE]
 
-One command measures all: every cell runs rounds of about 12 ms of each contender in turn and takes the
-median, so that heat and clocks weigh on all alike. --sustained runs two seconds of each without a pause;
---ablation adds the paper's table of what each idea is worth; --varlen packed sequences beside the same work
-dense; --long single sequences of 32k and 128k, and a million tokens by Tandem alone, once; --no-grid leaves
-the grid out; --precision the 8-bit kernels alone and with the quantiser, beside bf16; --deterministic holds
-Tandem's backward to one order of additions; --from FILE prints and draws what an earlier run wrote. Without
-PyTorch Tandem runs alone. Before Tandem is timed, a sample of its results is compared with fp64 (-1 of
-share_of_bound: not of windows and softcap). The grid: 16,384 tokens in all, hidden size 2048, standard normal
-inputs. TFLOP/s count causal as half and backward 2.5 times forward; PyTorch's backward is autograd's, with
-the forward pass before the clock starts.
+The grid of the FlashAttention-3 paper (16,384 tokens, hidden size 2048, standard normal inputs), --fp8 the
+same on e4m3 tensors of the caller's, --windows grouped heads with and without windows. Peers are those that
+load here: what was found, and what not and why, is printed and is in the JSON. --peer fa3=PATH names the
+compiled library (of the public source, or _vllm_fa3_C.abi3.so of vLLM's wheel, which has no backward pass) or
+a folder that has it. Before a cell is timed, rows of Tandem's output are compared with fp64, and everybody
+else's results with Tandem's. Each cell has bursts (rounds of some 12 ms of each contender in turn, the
+median), and --sustained SECONDS of each without a pause, with the joules of a call by the board's counter.
+Tandem's kernels are compiled beforehand, by a process a core.
+
+--seconds N stops in time and leaves the cells that are missing to the next call with --resume FILE.
+TFLOP/s count causal as half and backward 2.5 times forward; PyTorch's backward is autograd's, with the
+forward pass before the clock starts. --deterministic holds Tandem's backward to one order of additions.
+
+By the program gpu_speed, without peers: --ablation adds the paper's table of what each idea is worth;
+--varlen packed sequences beside the same work dense; --precision the 8-bit kernels alone and with the
+quantiser, beside bf16. --long adds single sequences of 32k and 128k, and a million tokens by Tandem alone,
+once; --no-grid leaves the grid out; --from FILE prints and draws what an earlier run wrote.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import concurrent.futures
 import json
 import math
-import statistics
+import multiprocessing
+import random
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import gpu_peers
+import gpu_program
 import harness
-from gpu_contenders import Tandem, Variants, ceilings, peers
+from gpu_program import HIDDEN, ceilings, names_of
+from gpu_tables import mask_of, number
 
 TOKENS = 16384
-HIDDEN = 2048
+#: Lists of cells in the JSON.
+TABLES = ("cells", "fp8", "windows")
 
 
 def grid(passes: list[str], dtypes: list[str], head_dims: list[int], seqlens: list[int]) -> list[dict]:
@@ -50,68 +64,105 @@ def grid(passes: list[str], dtypes: list[str], head_dims: list[int], seqlens: li
     ]
 
 
-def measure(cell: dict, contenders: list, rounds: int, milliseconds: float) -> dict:
-    """One cell. Tandem comes first; a peer that does not have the shape is left out."""
-    tandem, *others = contenders
-    prepared = tandem.prepare(cell)
-    able = {tandem.name: tandem}
-    for peer in others:
-        try:
-            peer.prepare(cell)
-        except RuntimeError:
-            continue
-        able[peer.name] = peer
-    times = harness.in_turn(able, rounds, milliseconds)
-    found = {key: prepared[key] for key in ("config", "memory_bytes", "share_of_bound")}
-    return {**cell, **found, "us": times, "tflops": harness.tflops(prepared["flops"], times)}
-
-
-def ablation(program: Path, rounds: int) -> list[dict]:
-    """The paper's: batch 4, seqlen 8448, 16 heads, head_dim 128, full, fp16. There 570, 582 and 661."""
-    cell = {"dtype": "f16", "batch": 4, "heads": 16, "seqlen": 8448, "head_dim": 128, "causal": 0}
-    # The plan may do without ping-pong: each is taken out of a Config that has all three.
-    changes = {
-        "all": {"pingpong": 1},
-        "no warp specialisation": {"pingpong": 1, "specialised": 0},
-        "no overlap in a warpgroup": {"pingpong": 1, "overlap": 0},
-        "no ping-pong": {"pingpong": 0},
-        "as planned": {},
-    }
-    prepared, times = Variants(program, changes).measure(cell, rounds)
-    tflops = harness.tflops(prepared["all"]["flops"], times)
+def windows() -> list[dict]:
+    """Grouped heads: causal, and windows of as many keys as the last query sees."""
+    shapes = [
+        (seqlen, window, heads, head_dim)
+        for seqlen in (4096, TOKENS)
+        for window, heads, head_dim in (
+            (None, 32, 128),
+            *((w, *shape) for w in (128, 1024, 4096) if w < seqlen for shape in ((32, 128), (64, 64))),
+        )
+    ]
     return [
-        {"variant": name, "tflops": tflops[name], "us": times[name], "config": prepared[name]["config"]}
-        for name in changes
+        {
+            "pass": "forward",
+            "dtype": "bf16",
+            "batch": TOKENS // seqlen,
+            "heads": heads,
+            "heads_kv": 8,
+            "seqlen": seqlen,
+            "head_dim": head_dim,
+            "causal": 1,
+            "window": window,
+        }
+        for seqlen, window, heads, head_dim in shapes
     ]
 
 
-def varlen(program: Path, passes: list[str], head_dims: list[int], rounds: int) -> list[dict]:
-    """Packed sequences, and the dense call of (nearly) the same work: the ratio is to stay below 1.5."""
-    rows = {
-        "8192 of 34": ("8192x34", {"batch": 8192, "seqlen": 34}),
-        "131072 and 1000 of 16": ("131072,1000x16", {"batch": 1, "seqlen": 131072}),
-        "32 of 512": ("32x512", {"batch": 32, "seqlen": 512}),
-        "8 of 2048": ("8x2048", {"batch": 8, "seqlen": 2048}),
-        "16384": ("16384", {"batch": 1, "seqlen": 16384}),
-    }
-    results = []
-    for name, (lengths, dense) in rows.items():
-        pair = Variants(program, {"packed": {"lengths": lengths}, "dense": dense})
-        for which, head_dim, causal in itertools.product(passes, head_dims, (0, 1)):
-            cell = {
-                "pass": which,
-                "dtype": "bf16",
-                "heads": HIDDEN // head_dim,
-                "head_dim": head_dim,
-                "causal": causal,
-            }
-            prepared, times = pair.measure(cell, rounds)
-            flops = {kind: answer["flops"] for kind, answer in prepared.items()}
-            if not math.isclose(*flops.values(), rel_tol=0.01):
-                raise RuntimeError(f"{name}: {flops} operations are not the same work")
-            us = {kind: statistics.median(t) for kind, t in times.items()}
-            results.append({"sequences": name, **cell, "us": us, "ratio": us["packed"] / us["dense"]})
-    return results
+def measure(cell: dict, libraries: list[gpu_peers.Library], args: argparse.Namespace) -> dict:
+    """One cell: bursts in turn, then sustained load. A peer that refuses it, or is wrong, is left out."""
+    inputs = gpu_peers.Cell(cell, args.device)
+    calls, left_out = {}, {}
+    for library in libraries:
+        try:
+            calls[library.name] = library.call(inputs)
+            calls[library.name]()
+        except Exception as error:  # a peer may refuse a cell in any way
+            if library.name == "tandem":
+                raise
+            calls.pop(library.name, None)
+            left_out[library.name] = str(error).split("\n")[0][:160]
+    errors, wrong = gpu_peers.checked(inputs, calls)
+    left_out |= {name: f"wrong by {errors[name]:.1e}" for name in wrong}
+    timer = harness.OnGpu if args.device == "cuda" else harness.OnHost
+    contenders = {name: timer(call) for name, call in calls.items() if name not in wrong}
+    times = harness.in_turn(contenders, args.rounds, args.round_ms)
+    found = {**cell, "us": times, "tflops": harness.tflops(inputs.flops, times), "error": errors}
+    if left_out:
+        found["left_out"] = left_out
+    if args.sustained:
+        order = random.Random(str(cell)).sample(list(contenders), len(contenders))
+        load = {name: harness.sustained(contenders[name], args.sustained) for name in order}
+        found["sustained"] = {
+            "tflops": {name: inputs.flops / load[name]["us"] / 1e6 for name in contenders},
+            **{
+                what: {name: load[name][what] for name in contenders}
+                for what in ("joules", "watts")
+                if all(what in one for one in load.values())
+            },
+        }
+    return found
+
+
+def compile_all(cells: list[dict]) -> None:
+    """Compiles Tandem's kernels by a process a core, since one after another takes minutes."""
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(mp_context=spawn) as pool:
+        list(pool.map(gpu_peers.compile_kernels, cells))
+
+
+def measure_all(document: dict[str, Any], tables: dict[str, list[dict]], args: argparse.Namespace) -> None:
+    """Measures the cells of `tables` that `document` has not yet, until the time is over."""
+    libraries, missing = gpu_peers.found(args.peer, args.without)
+    document["libraries"] = {lib.name: {"version": lib.version, "source": lib.source} for lib in libraries}
+    document["not_found"] = missing
+    for name, what in document["libraries"].items():
+        print(f"found {name} {what['version']}: {what['source']}", flush=True)
+    for name, why in missing.items():
+        print(f"not found {name}: {why}", flush=True)
+    left = [
+        (table, cell)
+        for table, cells in tables.items()
+        for cell in cells
+        if not any(cell.items() <= done.items() for done in document.get(table, []))
+    ]
+    if args.device == "cuda":
+        compile_all([cell for _, cell in left])
+        document |= ceilings(fp8="fp8" in tables)
+    end = time.perf_counter() + (args.seconds or math.inf)
+    done, longest = 0, 0.0
+    for table, cell in left:
+        start = time.perf_counter()
+        if start + longest > end:
+            break
+        found = measure(cell, libraries, args)
+        document.setdefault(table, []).append(found)
+        print(*line_of(found), flush=True)
+        harness.write_json(document, args.json)
+        longest, done = max(longest, time.perf_counter() - start), done + 1
+    if done < len(left):
+        print(f"{len(left) - done} of {len(left)} cells left: run again with --resume", flush=True)
 
 
 def long_sequences(passes: list[str], head_dims: list[int]) -> list[dict]:
@@ -132,83 +183,62 @@ def long_sequences(passes: list[str], head_dims: list[int]) -> list[dict]:
     ]
 
 
-def million(tandem: Tandem) -> dict:
-    """A million tokens, causal: a single call, which takes seconds and 16 GiB of tensors."""
-    (cell,) = long_sequences(["forward"], [128])[-1:]
-    return measure({**cell, "seqlen": 1 << 20}, [tandem], 1, 1.0)
+def line_of(cell: dict) -> list[object]:
+    """A cell in words: what it is, rates in bursts, sustained, and joules of a call."""
+    loaded = cell.get("sustained", {})
+    line: list[object] = [cell["pass"], cell["dtype"], cell["head_dim"], mask_of(cell), cell["seqlen"]]
+    line += [f"window {cell['window']}"] if cell.get("window") else []
+    for what, values in (("TFLOP/s", cell["tflops"]), *loaded.items()):
+        digits = 3 if what == "joules" else 1
+        said = ", ".join(f"{name} {value:.{digits}f}" for name, value in values.items())
+        line.append(f"| {'sustained ' if values is loaded.get('tflops') else ''}{what}: {said}")
+    return line + [f"| without {name}: {why}" for name, why in cell.get("left_out", {}).items()]
 
 
-def precision_cells(program: Path, cells: list[dict], settings: list[str], rounds: int) -> list[dict]:
-    """The 16-bit forward; of every setting the kernel alone and the whole call."""
-    changes: dict[str, dict] = {"16-bit": {}}
-    for setting in settings:
-        changes[f"{setting} kernel"] = {"pass": "quantized", "precision": setting}
-        changes[f"{setting} whole"] = {"precision": setting}
-    variants = Variants(program, changes)
-    results = []
+def print_cells(name: str, cells: list[dict]) -> None:
+    """A table: rates in bursts and under sustained load, joules of a call; and what they come to."""
+    names = names_of(cells)
+    rows, shares = [], {"bursts": [], "sustained": []}
+
+    def share(tflops: dict) -> float | None:
+        peers = [speed for name, speed in tflops.items() if name != "tandem"]
+        return tflops["tandem"] / max(peers) if peers else None
+
     for cell in cells:
-        prepared, times = variants.measure(cell, rounds)
-        results.append({**cell, "us": times, "tflops": harness.tflops(prepared["16-bit"]["flops"], times)})
-    return results
-
-
-def print_precision(document: dict) -> None:
-    entries = document["precision"]
-    names = names_of(entries)
-    gemm = document.get("gemm_fp8_tflops")
-    print(f"FP8 GEMM ceiling {gemm and round(gemm, 1)} TFLOP/s")
-    rows = (
-        [entry["dtype"], entry["head_dim"], mask_of(entry), entry["seqlen"]]
-        + [f"{entry['tflops'][n]:.1f}" for n in names]
-        for entry in entries
-    )
-    print(*harness.markdown_table(["dtype", "head_dim", "mask", "seqlen", *names], rows), sep="\n")
-
-
-def print_varlen(entries: list[dict]) -> None:
-    header = ["pass", "head_dim", "packed sequences", "mask", "packed us", "dense us", "packed/dense"]
-    rows = (
-        [entry["pass"], entry["head_dim"], entry["sequences"], mask_of(entry)]
-        + [f"{entry['us'][kind]:.1f}" for kind in ("packed", "dense")]
-        + [f"{entry['ratio']:.2f}"]
-        for entry in entries
-    )
-    print(*harness.markdown_table(header, rows), sep="\n")
-
-
-def mask_of(cell: dict) -> str:
-    return "causal" if cell["causal"] else "full"
-
-
-def names_of(cells: list[dict]) -> list[str]:
-    """Who ran in any cell, in order."""
-    return list(dict.fromkeys(name for cell in cells for name in cell["tflops"]))
+        row = [cell.get("pass", "forward"), cell["dtype"], cell.get("heads"), cell["head_dim"]]
+        row += [cell.get("window") or mask_of(cell), cell["seqlen"]]
+        for kind, measured in (("bursts", cell), ("sustained", cell.get("sustained", {"tflops": {}}))):
+            tflops = measured["tflops"]
+            row += [number(tflops.get(n), 1) for n in names]
+            row.append("-" if not tflops or share(tflops) is None else f"{share(tflops):.3f}")
+            if row[-1] != "-":
+                shares[kind].append(share(tflops))
+        row += [number(cell.get("sustained", {}).get("joules", {}).get(n), 4) for n in names]
+        rows.append(row)
+    header = ["pass", "dtype", "heads", "head_dim", "mask", "seqlen", *names, "of best"]
+    header += [*(f"{n}, sustained" for n in names), "of best", *(f"{n}, J" for n in names)]
+    print(f"\n{name}", *harness.markdown_table(header, rows), sep="\n")
+    for kind, found in shares.items():
+        if found:
+            mean = harness.geometric_mean(found)
+            below = sum(x < 1 for x in found)
+            print(f"{name}, {kind}: mean {mean:.3f}, least {min(found):.3f}, {below} of {len(found)} below 1")
 
 
 def print_table(document: dict) -> None:
-    names = names_of(document["cells"])
     gemm = document.get("gemm_tflops")
     print(
         f"{document['device']}, commit {document['commit']}, GEMM ceiling {gemm and round(gemm, 1)} TFLOP/s"
     )
-    rows = []
-    for cell in document["cells"]:
-        tflops = cell["tflops"]
-        others = [speed for name, speed in tflops.items() if name != "tandem"]
-        rows.append(
-            [cell.get("pass", "forward"), cell["dtype"], cell["head_dim"], mask_of(cell), cell["seqlen"]]
-            + [f"{tflops[n]:.1f}" if n in tflops else "-" for n in names]
-            + [f"{tflops['tandem'] / max(others):.3f}" if others else "-"]
-            + [f"{tflops['tandem'] / gemm:.3f}" if gemm else "-"]
-        )
-    header = ["pass", "dtype", "head_dim", "mask", "seqlen", *names, "tandem/best peer", "of GEMM"]
-    print(*harness.markdown_table(header, rows), sep="\n")
+    for table in TABLES:
+        if document.get(table):
+            print_cells(table, document[table])
     for entry in document.get("ablation", []):
         print(f"ablation: {entry['variant']}: {entry['tflops']:.1f} TFLOP/s")
     if "varlen" in document:
-        print_varlen(document["varlen"])
+        gpu_program.print_varlen(document["varlen"])
     if "precision" in document:
-        print_precision(document)
+        gpu_program.print_precision(document)
 
 
 def plot(document: dict, path: Path) -> None:
@@ -248,63 +278,85 @@ def numbers(text: str) -> list[int]:
 
 def arguments() -> argparse.Namespace:
     parser = harness.parser(__doc__, "commit", "json", "plot", "from")
-    parser.add_argument("--program", type=Path, default=harness.BUILD / "gpu_speed")
-    parser.add_argument(
-        "--pass", dest="passes", nargs="+", choices=["forward", "backward"], default=["forward"]
-    )
-    parser.add_argument("--deterministic", action="store_true")
-    parser.add_argument("--dtypes", default="bf16", help="bf16, f16 or both with a comma")
-    parser.add_argument("--head-dims", type=numbers, default=[64, 128, 256])
-    parser.add_argument("--seqlens", type=numbers, default=[512, 1024, 2048, 4096, 8192, 16384])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--sustained", action="store_true", help="two seconds without a pause instead of 12 ms"
-    )
-    parser.add_argument("--grid", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--ablation", action="store_true")
-    parser.add_argument(
-        "--precision",
-        nargs="+",
-        choices=["fp8", "int8"],
-        help="the 8-bit forward in place of the grid",
-    )
-    parser.add_argument("--varlen", action="store_true", help="add packed sequences, beside dense ones")
-    parser.add_argument(
-        "--long", action="store_true", help="add one sequence of 32k, 128k and, forward at 128, 1M tokens"
-    )
-    return parser.parse_args()
+    add = parser.add_argument
+    add("--program", type=Path, default=harness.BUILD / "gpu_speed")
+    add("--pass", dest="passes", nargs="+", choices=["forward", "backward"], default=["forward"])
+    add("--deterministic", action="store_true")
+    add("--dtypes", default="bf16", help="bf16, f16 or both with a comma")
+    add("--head-dims", type=numbers, default=[64, 128, 256])
+    add("--seqlens", type=numbers, default=[512, 1024, 2048, 4096, 8192, 16384])
+    add("--rounds", type=int, default=7)
+    add("--round-ms", type=float, default=harness.ROUND_MS)
+    add("--sustained", type=float, default=1.0, metavar="SECONDS", help="of load a contender; 0: none")
+    add("--grid", action=argparse.BooleanOptionalAction, default=True)
+    add("--fp8", action="store_true", help="add the grid on e4m3 tensors of the caller's, forward")
+    add("--windows", action="store_true", help="add grouped heads with and without windows")
+    add("--peer", type=gpu_peers.named_path, action="append", default=[], metavar="NAME=PATH")
+    add("--without", nargs="+", default=[], metavar="NAME", help="leave these libraries out")
+    add("--seconds", type=float, help="stop before so many seconds of measuring are over")
+    add("--resume", type=Path, metavar="FILE", help="carry on with the JSON of a run that stopped")
+    add("--device", default="cuda", help="cpu tries it")
+    add("--ablation", action="store_true")
+    add("--precision", nargs="+", choices=["fp8", "int8"], help="the 8-bit kernels in place of the grid")
+    add("--varlen", action="store_true", help="add packed sequences, beside dense ones")
+    add("--long", action="store_true", help="add one sequence of 32k, 128k and, forward at 128, 1M tokens")
+    args = parser.parse_args()
+    args.peer = dict(args.peer)
+    return args
+
+
+def tables_of(args: argparse.Namespace) -> dict[str, list[dict]]:
+    """The cells that the arguments ask for, by the list of the JSON that they go to."""
+    tables: dict[str, list[dict]] = {"cells": [], "fp8": [], "windows": []}
+    if args.grid:
+        tables["cells"] = grid(args.passes, args.dtypes.split(","), args.head_dims, args.seqlens)
+    if args.fp8:
+        tables["fp8"] = grid(["forward"], ["e4m3"], args.head_dims, args.seqlens)
+    if args.windows:
+        tables["windows"] = [
+            cell
+            for cell in windows()
+            if cell["head_dim"] in args.head_dims and cell["seqlen"] in args.seqlens
+        ]
+    if args.long:
+        tables["cells"] += long_sequences(args.passes, args.head_dims)
+    for cell in tables["cells"]:
+        cell["deterministic"] = int(args.deterministic)
+    return {name: cells for name, cells in tables.items() if cells}
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    document = {**harness.origin(harness.device_name(args.device), args.commit), "rounds": args.rounds}
+    document |= {"sustained_seconds": args.sustained}
+    if args.resume:
+        earlier = json.loads(args.resume.read_text())
+        if (earlier["device"], earlier["commit"]) != (document["device"], document["commit"]):
+            raise SystemExit("bench: --resume wants a run of this device and commit")
+        document = earlier
+    tables = tables_of(args)
+    if args.precision:
+        document |= {**ceilings(fp8=True)}
+        cells = tables.pop("cells", [])
+        for cell in cells:
+            del cell["deterministic"]
+        document["precision"] = gpu_program.precision_cells(args.program, cells, args.precision, args.rounds)
+    if tables:
+        measure_all(document, tables, args)
+    if args.long and "forward" in args.passes:
+        document.setdefault("cells", []).append(gpu_program.million(args.program))
+    if args.ablation:
+        document["ablation"] = gpu_program.ablation(args.program, args.rounds)
+    if args.varlen:
+        document["varlen"] = gpu_program.varlen(args.program, args.passes, args.head_dims, args.rounds)
+    harness.write_json(document, args.json)
+    return document
 
 
 def main() -> int:
     args = arguments()
-    if args.source:
-        document = json.loads(args.source.read_text())
-    else:
-        tandem = Tandem(args.program)
-        contenders = [tandem, *peers()]
-        document = {
-            **harness.origin(tandem.device, args.commit),
-            "rounds": 1 if args.sustained else args.rounds,
-            **ceilings(fp8=bool(args.precision)),
-            "cells": [],
-        }
-        rounds, milliseconds = document["rounds"], 2000.0 if args.sustained else harness.ROUND_MS
-        cells = grid(args.passes, args.dtypes.split(","), args.head_dims, args.seqlens) if args.grid else []
-        if args.precision:
-            document["precision"] = precision_cells(args.program, cells, args.precision, args.rounds)
-            cells = []
-        for cell in cells + (long_sequences(args.passes, args.head_dims) if args.long else []):
-            cell["deterministic"] = int(args.deterministic)
-            document["cells"].append(measure(cell, contenders, rounds, milliseconds))
-        if args.long and "forward" in args.passes:
-            document["cells"].append(million(tandem))
-        if args.ablation:
-            document["ablation"] = ablation(args.program, args.rounds)
-        if args.varlen:
-            document["varlen"] = varlen(args.program, args.passes, args.head_dims, args.rounds)
-        harness.write_json(document, args.json)
+    document = json.loads(args.source.read_text()) if args.source else run(args)
     print_table(document)
-    if args.plot and document["cells"]:
+    if args.plot and document.get("cells"):
         plot(document, args.plot)
     return 0
 

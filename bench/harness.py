@@ -7,6 +7,8 @@ where they are used, since PyTorch takes seconds.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import functools
 import json
 import math
 import os
@@ -69,6 +71,13 @@ class OnHost:
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.call = call
+
+    def time(self, calls: int) -> float:
+        """Milliseconds of so many calls."""
+        start = time.perf_counter()
+        for _ in range(calls):
+            self.call()
+        return (time.perf_counter() - start) * 1e3
 
     def round(self, milliseconds: float) -> list[float]:
         time.sleep(self.quiet_seconds)
@@ -136,6 +145,44 @@ class InGraph:
         end.record()
         torch.cuda.synchronize()
         return [start.elapsed_time(end) * 1e3 / self.calls]
+
+
+def sustained(contender: OnHost | OnGpu, seconds: float) -> dict[str, float]:
+    """Microseconds and joules of a call, and watts, under load without a pause, after half as long of it."""
+    one = contender.time(3) / 3
+    calls = max(1, int(seconds * 1e3 / one))
+    contender.time(max(1, calls // 2))
+    before, spent = joules(), contender.time(calls)
+    found = {"us": spent * 1e3 / calls}
+    if before is not None:
+        energy = joules() - before
+        found |= {"joules": energy / calls, "watts": energy / spent * 1e3}
+    return found
+
+
+@functools.cache
+def energy_counter() -> Callable[[], float] | None:
+    """The board's counter of the current GPU, in joules since the driver was loaded; None without one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    nvml.nvmlInit_v2()
+    board, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
+    uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(board)):
+        return None
+
+    def read() -> float:
+        status = nvml.nvmlDeviceGetTotalEnergyConsumption(board, ctypes.byref(millijoules))
+        return millijoules.value / 1e3 if status == 0 else math.nan
+
+    return read
+
+
+def joules() -> float | None:
+    counter = energy_counter()
+    return counter() if counter else None
 
 
 def tflops(flops: float, times: Mapping[str, list[float]]) -> dict[str, float]:

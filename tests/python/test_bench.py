@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -216,3 +218,63 @@ def test_contenders_run_behind_each_other(names: str, monkeypatch: pytest.Monkey
     assert all(first != second for first, second in pairs)
     often = [pairs.count((x, y)) for x in names for y in names if x != y]
     assert min(often) > 0 and max(often) < 4 * min(often)
+
+
+FA3 = """
+import torch
+
+library = torch.library.Library("flash_attn_3", "DEF")
+library.define(
+    "fwd(Tensor q, Tensor k, Tensor v, Tensor? q_v, Tensor? seqused_k, float softmax_scale, bool is_causal, "
+    "int window_size_left, int window_size_right, int num_splits, int cp_world_size) -> Tensor[]"
+)
+
+
+def fwd(q, k, v, q_v, seqused_k, softmax_scale, is_causal, left, right, num_splits, cp_world_size):
+    assert (q_v, seqused_k, num_splits, cp_world_size) == (None, None, 1, 1)
+    if q.shape[1] == 128:
+        return [q, q]
+    distance = torch.arange(q.shape[1])[:, None] - torch.arange(q.shape[1])
+    visible = (distance >= 0) if is_causal else distance == distance
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (q, k, v)), attn_mask=visible, scale=softmax_scale, enable_gqa=True
+    )
+    return [out.transpose(1, 2), q]
+
+
+library.impl("fwd", fwd, "CPU")
+"""
+
+
+def test_peers_are_compared_before_they_are_timed(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    package = tmp_path / "flash_attn_3"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "_C.py").write_text(FA3)
+    cells = "--seqlens 64,128 --head-dims 64 --pass forward backward".split()
+    quick = "--device cpu --rounds 2 --round-ms 1 --sustained 0.01 --without cudnn".split()
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+
+    def run(*options: object) -> tuple[dict[str, Any], str]:
+        command = [*BENCH, "gpu-speed", *cells, *quick, "--json", tmp_path / "out.json", *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads((tmp_path / "out.json").read_text()), done.stdout
+
+    some, said = run()
+    assert some["libraries"]["fa3"] == {"version": "unknown", "source": "flash_attn_3._C"}
+    assert "not found fa4" in said and "fa4" in some["not_found"]
+    for cell in some["cells"]:
+        right = cell["pass"] == "forward" and cell["seqlen"] == 64
+        assert ("fa3" in cell["us"]) == ("fa3" in cell["sustained"]["tflops"]) == right
+        assert right or cell["left_out"]["fa3"].startswith(
+            "wrong by" if cell["pass"] == "forward" else "fa3 has no backward"
+        )
+        assert {"tandem", "fa2"} <= cell["tflops"].keys() and cell["error"]["fa2"] < 0.02
+    assert len(some["cells"]) == 8 and "cells, sustained: mean" in said
+    some["cells"].pop()
+    (tmp_path / "some.json").write_text(json.dumps(some))
+    resumed, said = run("--resume", tmp_path / "some.json", "--peer", f"fa3={package}", "--seconds", "1e-9")
+    assert resumed["cells"] == some["cells"] and "1 of 1 cells left" in said
+    assert resumed["not_found"]["fa3"].endswith("the folder has neither _C*.so nor _vllm_fa3_C*.so")
