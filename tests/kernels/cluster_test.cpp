@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <numeric>
 
+#include "fault_of.hpp"
 #include "launch.hpp"
 #include "ptx/barrier.cuh"
 #include "ptx/mbarrier.cuh"
@@ -17,7 +17,6 @@
 namespace tandem::kernel_tests {
 namespace {
 
-using emulator::Fault;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
@@ -92,12 +91,7 @@ std::vector<u32> run(std::uint64_t seed) {
 
 template <Mistake mistake>
 std::string fault(std::uint64_t seed) {
-  try {
-    run<mistake>(seed);
-  } catch (const Fault& fault) {
-    return fault.what();
-  }
-  return "";
+  return fault_of([&] { run<mistake>(seed); });
 }
 
 TEST(Cluster, BlocksExchangeNumbersInEveryInterleaving) {
@@ -237,12 +231,7 @@ std::vector<u32> sums_of_loads(std::uint64_t seed) {
 
 template <LoadMistake mistake>
 std::string fault_of_loads(std::uint64_t seed) {
-  try {
-    sums_of_loads<mistake>(seed);
-  } catch (const Fault& fault) {
-    return fault.what();
-  }
-  return "";
+  return fault_of([&] { sums_of_loads<mistake>(seed); });
 }
 
 TEST(ClusterLoads, BothBlocksHaveWhatEitherLoads) {
@@ -285,14 +274,6 @@ TEST(ClusterLoads, ABlockThatEndsWhileTheOtherMayBeReachedIsAFault) {
 }
 
 TEST(Cluster, GridsWithoutPairsAreRefused) {
-  const auto fault_of = [](const std::function<void()>& kernel, const emulator::Grid& of) -> std::string {
-    try {
-      emulator::launch(kernel, of, {});
-    } catch (const Fault& fault) {
-      return fault.what();
-    }
-    return "";
-  };
   EXPECT_THAT(fault_of([] {}, {.blocks = 3, .cluster = 2}), HasSubstr("3 blocks in clusters of 2"));
   EXPECT_THAT(fault_of([] { ptx::sync_cluster(); }, {}), HasSubstr("in a grid without"));
   EXPECT_THAT(fault_of(

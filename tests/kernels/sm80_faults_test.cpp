@@ -6,6 +6,7 @@
 #include <bit>
 #include <random>
 
+#include "fault_of.hpp"
 #include "launch.hpp"
 #include "ptx/barrier.cuh"
 #include "tile/copied_rows.cuh"
@@ -125,12 +126,11 @@ std::string wrong_with(std::uint64_t seed) {
   emulator::Options options;
   options.seed = seed;
   options.buffers = {emulator::readable(a), emulator::readable(b), emulator::writable(out)};
-  try {
+  const std::string fault = fault_of([&] {
     emulator::launch(&copied_gemm<mistake>, Params{a.data(), b.data(), out.data()},
                      {.threads = threads, .shared_bytes = sizeof(Shared)}, options);
-  } catch (const emulator::Fault& fault) {
-    return fault.what();
-  }
+  });
+  if (!fault.empty()) return fault;
   const auto at = [](const std::vector<u16>& m, int row, int k) {
     return std::bit_cast<float>(u32{m[static_cast<std::size_t>(row * depth + k)]} << 16);
   };
@@ -144,46 +144,44 @@ std::string wrong_with(std::uint64_t seed) {
   return "";
 }
 
-template <Mistake mistake>
-void expect_found(const ::testing::Matcher<const std::string&>& text) {
+TEST(Sm80Kernel, WithoutMistakeIsRightInEveryInterleaving) {
+  for (std::uint64_t seed = 0; seed < 32; ++seed) EXPECT_EQ(wrong_with<Mistake::none>(seed), "");
+}
+
+struct Seeded {
+  const char* name;
+  std::string (*wrong)(std::uint64_t seed);
+  ::testing::Matcher<const std::string&> text;
+
+  friend void PrintTo(const Seeded& s, std::ostream* out) { *out << s.name; }
+};
+class Sm80Faults : public ::testing::TestWithParam<Seeded> {};
+
+TEST_P(Sm80Faults, AreFoundInEveryInterleaving) {
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
-    EXPECT_THAT(wrong_with<mistake>(seed), text) << "seed " << seed;
+    EXPECT_THAT(GetParam().wrong(seed), GetParam().text) << "seed " << seed;
   }
 }
 
-TEST(Sm80Faults, TheKernelWithoutMistakeIsRightInEveryInterleaving) {
-  for (std::uint64_t seed = 0; seed < 32; ++seed) EXPECT_EQ(wrong_with<Mistake::none>(seed), "");
-}
-TEST(Sm80Faults, NoWait) {
-  expect_found<Mistake::no_wait>(HasSubstr("reads bytes of a copy that its thread has not waited for"));
-}
-TEST(Sm80Faults, OneGroupTooFew) {
-  expect_found<Mistake::one_group_too_few>(
-      HasSubstr("reads bytes of a copy that its thread has not waited for"));
-}
-TEST(Sm80Faults, NoCommit) {
-  expect_found<Mistake::no_commit>(HasSubstr("reads bytes of a copy that its thread has not waited for"));
-}
-TEST(Sm80Faults, NoBarrier) {
-  expect_found<Mistake::no_barrier>(::testing::AnyOf(HasSubstr("with no barrier between them"),
-                                                     HasSubstr("that nobody wrote"),
-                                                     HasSubstr("that its thread has not waited for")));
-}
-TEST(Sm80Faults, CopiesOverReaders) {
-  expect_found<Mistake::copies_over_readers>(HasSubstr("with no barrier between them"));
-}
-TEST(Sm80Faults, WrongRow) {
-  expect_found<Mistake::wrong_row>(HasSubstr("a wrong result"));
-}
-TEST(Sm80Faults, WrongUnit) {
-  expect_found<Mistake::wrong_unit>(HasSubstr("a wrong result"));
-}
-TEST(Sm80Faults, NoSwizzle) {
-  expect_found<Mistake::no_swizzle>(HasSubstr("a wrong result"));
-}
-TEST(Sm80Faults, OutsideSharedMemory) {
-  expect_found<Mistake::outside>(HasSubstr("outside shared memory"));
-}
+const Seeded faults[] = {
+    {"NoWait", &wrong_with<Mistake::no_wait>,
+     HasSubstr("reads bytes of a copy that its thread has not waited for")},
+    {"OneGroupTooFew", &wrong_with<Mistake::one_group_too_few>,
+     HasSubstr("reads bytes of a copy that its thread has not waited for")},
+    {"NoCommit", &wrong_with<Mistake::no_commit>,
+     HasSubstr("reads bytes of a copy that its thread has not waited for")},
+    {"NoBarrier", &wrong_with<Mistake::no_barrier>,
+     ::testing::AnyOf(HasSubstr("with no barrier between them"), HasSubstr("that nobody wrote"),
+                      HasSubstr("that its thread has not waited for"))},
+    {"CopiesOverReaders", &wrong_with<Mistake::copies_over_readers>,
+     HasSubstr("with no barrier between them")},
+    {"WrongRow", &wrong_with<Mistake::wrong_row>, HasSubstr("a wrong result")},
+    {"WrongUnit", &wrong_with<Mistake::wrong_unit>, HasSubstr("a wrong result")},
+    {"NoSwizzle", &wrong_with<Mistake::no_swizzle>, HasSubstr("a wrong result")},
+    {"OutsideSharedMemory", &wrong_with<Mistake::outside>, HasSubstr("outside shared memory")},
+};
+INSTANTIATE_TEST_SUITE_P(Seeded, Sm80Faults, ::testing::ValuesIn(faults),
+                         [](const auto& at) { return std::string(at.param.name); });
 
 }  // namespace
 }  // namespace tandem::kernel_tests
