@@ -1,7 +1,8 @@
-// The tensors of a call by name and in order, as Python and JAX name and pass them.
+// The tensors and the options of a call by name and in order, as Python and JAX name and pass them.
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <utility>
 
 #include "tandem/attention.hpp"
@@ -44,5 +45,29 @@ constexpr auto backward_outputs = std::to_array<Fields<BackwardArgs, Tensor>>({
     {"dv", &BackwardArgs::dv},
     {"dsink", &BackwardArgs::dsink},
 });
+
+/// Where the two numbers of a window go.
+struct Window {
+  std::int64_t &left, &right;
+};
+
+/// Calls f(name, place) of each option: what tandem._call.Call names and JAX passes as an attribute.
+template <typename F>
+void each_option(AttentionOptions& options, Execution& execution, F&& f) {
+  f("scale", options.scale);
+  f("causal", options.causal);
+  f("window", Window{options.window_left, options.window_right});
+  f("softcap", options.softcap);
+  f("deterministic", options.deterministic);
+  f("check", options.check);
+  f("threads", execution.threads);
+  f("precision", options.precision);
+  f("strict", options.strict);
+  f("split_size", options.split_size);
+  f("dropout_p", options.dropout_p);
+  f("dropout_seed", options.dropout_seed);
+  f("dropout_offset", options.dropout_offset);
+  f("sm_limit", execution.sm_limit);
+}
 
 }  // namespace tandem::python

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "arrays.hpp"
@@ -202,90 +203,84 @@ ffi::Error run(const ffi::RemainingArgs& inputs, const ffi::RemainingRets& outpu
   return {ffi::ErrorCode::kInternal, error.what()};
 }
 
-Wish make_wish(std::string_view inputs, std::string_view outputs, bool has_scale, float scale, bool causal,
-               std::int64_t window_left, std::int64_t window_right, float softcap, bool deterministic,
-               std::int64_t threads, std::int64_t precision, bool strict, std::int64_t split_size,
-               std::string_view score_function, std::string_view mask_function, float dropout_p,
-               std::uint64_t dropout_seed, std::uint64_t dropout_offset, std::int64_t sm_limit) {
-  Wish wish{.inputs = inputs,
-            .outputs = outputs,
+// An attribute of the type that tandem.jax gives it.
+template <typename T>
+T attribute(const ffi::Dictionary& attributes, std::string_view name) {
+  return attributes.get<T>(name).value();
+}
+
+template <typename T>
+requires std::is_arithmetic_v<T>
+void read(const ffi::Dictionary& attributes, std::string_view name, T& place) {
+  place = attribute<T>(attributes, name);
+}
+
+void read(const ffi::Dictionary& attributes, std::string_view name, std::optional<float>& place) {
+  place = attribute<float>(attributes, name);
+}
+
+void read(const ffi::Dictionary& attributes, std::string_view name, int& place) {
+  place = static_cast<int>(attribute<std::int64_t>(attributes, name));
+}
+
+void read(const ffi::Dictionary& attributes, std::string_view name, Precision& place) {
+  place = static_cast<Precision>(attribute<std::int64_t>(attributes, name));
+}
+
+void read(const ffi::Dictionary& attributes, std::string_view name, const Window& place) {
+  const auto window = attribute<ffi::Span<const std::int64_t>>(attributes, name);
+  place.left = window[0];
+  place.right = window[1];
+}
+
+// An option that is no attribute has its default.
+Wish make_wish(const ffi::Dictionary& attributes) {
+  const auto text = [&](std::string_view name) { return attribute<std::string_view>(attributes, name); };
+  Wish wish{.inputs = text("inputs"),
+            .outputs = text("outputs"),
             .options = {},
             .execution = {},
             .device = {},
-            .score_function = score_function,
-            .mask_function = mask_function};
-  if (has_scale) wish.options.scale = scale;
-  wish.options.causal = causal;
-  wish.options.window_left = window_left;
-  wish.options.window_right = window_right;
-  wish.options.softcap = softcap;
-  wish.options.deterministic = deterministic;
-  wish.options.precision = static_cast<Precision>(precision);
-  wish.options.strict = strict;
-  wish.options.split_size = split_size;
-  wish.options.dropout_p = dropout_p;
-  wish.options.dropout_seed = dropout_seed;
-  wish.options.dropout_offset = dropout_offset;
-  wish.execution.threads = static_cast<int>(threads);
-  wish.execution.sm_limit = static_cast<int>(sm_limit);
+            .score_function = text("score_function"),
+            .mask_function = text("mask_function")};
+  each_option(wish.options, wish.execution, [&](std::string_view name, auto&& place) {
+    if (attributes.contains(name)) read(attributes, name, place);
+  });
   return wish;
 }
 
-template <bool backward_pass, typename... Options>
-ffi::Error on_cpu(ffi::RemainingArgs inputs, ffi::RemainingRets outputs, Options... options) {
-  Wish wish = make_wish(options...);
+template <bool backward_pass>
+ffi::Error on_cpu(ffi::RemainingArgs inputs, ffi::RemainingRets outputs, ffi::Dictionary attributes) {
+  Wish wish = make_wish(attributes);
   hear_signals_and_end(wish.execution);
   return run<backward_pass>(inputs, outputs, wish);
 }
 
-template <bool backward_pass, typename... Options>
+template <bool backward_pass>
 ffi::Error on_cuda(void* stream, std::int32_t device, ffi::RemainingArgs inputs, ffi::RemainingRets outputs,
-                   Options... options) {
-  Wish wish = make_wish(options...);
+                   ffi::Dictionary attributes) {
+  Wish wish = make_wish(attributes);
   wish.execution.stream = stream;
   wish.device = Device{.kind = Device::Kind::cuda, .index = device};
   return run<backward_pass>(inputs, outputs, wish);
 }
 
-// The attributes in make_wish's order.
-auto with_options(auto binding) {
-  return std::move(binding)
-      .RemainingArgs()
-      .RemainingRets()
-      .template Attr<std::string_view>("inputs")
-      .template Attr<std::string_view>("outputs")
-      .template Attr<bool>("has_scale")
-      .template Attr<float>("scale")
-      .template Attr<bool>("causal")
-      .template Attr<std::int64_t>("window_left")
-      .template Attr<std::int64_t>("window_right")
-      .template Attr<float>("softcap")
-      .template Attr<bool>("deterministic")
-      .template Attr<std::int64_t>("threads")
-      .template Attr<std::int64_t>("precision")
-      .template Attr<bool>("strict")
-      .template Attr<std::int64_t>("split_size")
-      .template Attr<std::string_view>("score_function")
-      .template Attr<std::string_view>("mask_function")
-      .template Attr<float>("dropout_p")
-      .template Attr<std::uint64_t>("dropout_seed")
-      .template Attr<std::uint64_t>("dropout_offset")
-      .template Attr<std::int64_t>("sm_limit");
-}
-
 template <bool backward_pass>
 XLA_FFI_Error* cpu_handler(XLA_FFI_CallFrame* frame) {
-  static const auto handler = with_options(ffi::Ffi::Bind()).To([](auto... arguments) {
-    return on_cpu<backward_pass>(arguments...);
-  });
+  static const auto handler =
+      ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs().To(&on_cpu<backward_pass>);
   return handler->Call(frame);
 }
 
 template <bool backward_pass>
 XLA_FFI_Error* cuda_handler(XLA_FFI_CallFrame* frame) {
-  static const auto handler =
-      with_options(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>().Ctx<ffi::DeviceOrdinal>())
-          .To([](auto... arguments) { return on_cuda<backward_pass>(arguments...); });
+  static const auto handler = ffi::Ffi::Bind()
+                                  .Ctx<ffi::PlatformStream<void*>>()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attrs()
+                                  .To(&on_cuda<backward_pass>);
   return handler->Call(frame);
 }
 

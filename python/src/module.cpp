@@ -88,10 +88,7 @@ BackwardArgs backward_args(Arrays& arrays, const Options& options) {
   return args;
 }
 
-Execution make_execution(int threads, std::uintptr_t stream = 0, int sm_limit = 0) {
-  Execution e;
-  e.threads = threads;
-  e.sm_limit = sm_limit;
+Execution on_stream(Execution e, std::uintptr_t stream) {
   e.stream =
       reinterpret_cast<void*>(stream);  // NOLINT(performance-no-int-to-ptr): handles are integers in Python
   return e;
@@ -126,12 +123,12 @@ void run(nb::handle q, const Args& args, Execution execution) {
 
 void run_forward(const nb::tuple& tuple, const Options& options, std::uintptr_t stream) {
   Arrays arrays(tuple, forward_count);
-  run(arrays.q(), forward_args(arrays, options), make_execution(options.threads, stream, options.sm_limit));
+  run(arrays.q(), forward_args(arrays, options), on_stream(options.execution, stream));
 }
 
 void run_backward(const nb::tuple& tuple, const Options& options, std::uintptr_t stream) {
   Arrays arrays(tuple, backward_count);
-  run(arrays.q(), backward_args(arrays, options), make_execution(options.threads, stream, options.sm_limit));
+  run(arrays.q(), backward_args(arrays, options), on_stream(options.execution, stream));
 }
 
 // The quick way of a forward call: plain PyTorch tensors in, (out, lse or None) out. None where one of them
@@ -153,7 +150,7 @@ nb::object run_tensors(const nb::tuple& inputs, const Options& options, bool ret
   args.out = view_of("out", results.out, q, true);
   if (return_lse) args.lse = view_of("lse", results.lse, q, true);
   options.give(args, args.options);
-  Execution execution = make_execution(options.threads, 0, options.sm_limit);
+  Execution execution = options.execution;
   execution.stream = current_stream(args.out);
   run(q, args, execution);
   return nb::make_tuple(results.out, return_lse ? results.lse : nb::none());
@@ -163,9 +160,8 @@ nb::object run_tensors(const nb::tuple& inputs, const Options& options, bool ret
 template <typename F>
 auto planned(const nb::tuple& tuple, const Options& options, bool backward, F&& f) {
   Arrays arrays(tuple, backward ? backward_count : forward_count);
-  const Execution execution = make_execution(options.threads, 0, options.sm_limit);
-  return backward ? f(backward_args(arrays, options), execution)
-                  : f(forward_args(arrays, options), execution);
+  return backward ? f(backward_args(arrays, options), options.execution)
+                  : f(forward_args(arrays, options), options.execution);
 }
 
 template <typename... Tables>
@@ -300,7 +296,9 @@ void define_quantize(nb::module_& m) {
                                 .cos = cos.value_or(Tensor{}),
                                 .sin = sin.value_or(Tensor{}),
                                 .interleaved = interleaved};
-        run_interruptible(make_execution(threads, stream),
+        Execution on_threads;
+        on_threads.threads = threads;
+        run_interruptible(on_stream(on_threads, stream),
                           [&args](const Execution& execution) { quantize(args, execution); });
       },
       nb::arg("x"), nb::arg("codes"), nb::arg("scales"), nb::arg("mean").none(), nb::arg("granularity"),

@@ -1,47 +1,93 @@
 #include "options.hpp"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "fields.hpp"
 
 namespace nb = nanobind;
 
 namespace tandem::python {
 namespace {
 
-// A number of Python's own. What can be made into one is the Python layer's to judge: a tensor may require a
-// gradient, which a float would drop without a word.
-float number(nb::handle value) {
-  if (PyFloat_Check(value.ptr()) || PyLong_Check(value.ptr())) {
-    const double number = PyFloat_AsDouble(value.ptr());
-    if (PyErr_Occurred() == nullptr) return static_cast<float>(number);
-    PyErr_Clear();  // an integer beyond the range
-  }
-  throw nb::type_error("not a number");
+// Reads a value of Python's own; false of any other. What can be made into one is the Python layer's to
+// judge: a tensor may require a gradient, which a float would drop without a word.
+bool read(nb::handle value, float& place) {
+  if (!PyFloat_Check(value.ptr()) && !PyLong_Check(value.ptr())) return false;
+  place = static_cast<float>(PyFloat_AsDouble(value.ptr()));
+  if (PyErr_Occurred() == nullptr) return true;
+  PyErr_Clear();  // an integer beyond the range
+  return false;
 }
 
-Options make_options(nb::handle scale, bool causal, std::int64_t window_left, std::int64_t window_right,
-                     nb::handle softcap, bool deterministic, bool check, Precision precision, bool strict,
-                     std::int64_t split_size, int threads) {
-  AttentionOptions o;
-  if (!scale.is_none()) o.scale = number(scale);
-  o.causal = causal;
-  o.window_left = window_left;
-  o.window_right = window_right;
-  o.softcap = number(softcap);
-  o.deterministic = deterministic;
-  o.check = check;
-  o.precision = precision;
-  o.strict = strict;
-  o.split_size = split_size;
-  return {.attention = o,
-          .threads = threads,
-          .sm_limit = 0,
-          .functions = {},
-          .captured_gradients = {},
-          .dropout_places = {}};
+bool read(nb::handle value, std::optional<float>& place) {
+  return value.is_none() || read(value, place.emplace());
+}
+
+bool read(nb::handle value, bool& place) {
+  place = value.ptr() == Py_True;
+  return place || value.ptr() == Py_False;
+}
+
+bool read(nb::handle value, int& place) {
+  return nb::try_cast(value, place);
+}
+
+bool read(nb::handle value, std::int64_t& place) {
+  return nb::try_cast(value, place);
+}
+
+// A seed, modulo 2^64; None until one is drawn.
+bool read(nb::handle value, std::uint64_t& place) {
+  if (value.is_none()) return true;
+  place = PyLong_AsUnsignedLongLongMask(value.ptr());
+  if (PyErr_Occurred() == nullptr) return true;
+  PyErr_Clear();
+  return false;
+}
+
+bool read(nb::handle value, Window place) {
+  std::pair<std::int64_t, std::int64_t> window;
+  if (!nb::try_cast(value, window)) return false;
+  std::tie(place.left, place.right) = window;
+  return true;
+}
+
+bool read(nb::handle value, Precision& place) {
+  std::string name;
+  if (!nb::try_cast(value, name)) return false;
+  for (const Precision precision : {Precision::exact, Precision::fp8, Precision::int8}) {
+    place = precision;
+    if (name == name_of(precision)) return true;
+  }
+  return false;
+}
+
+// The values of OPTIONS. The text of its TypeError is the name of the first of another type.
+Options make_options(const nb::tuple& values) {
+  Options options;
+  std::size_t n = 0;
+  each_option(options.attention, options.execution, [&](const char* name, auto&& place) {
+    if (!read(values[n++], place)) throw nb::type_error(name);
+  });
+  return options;
+}
+
+nb::tuple option_names() {
+  Options options;
+  nb::list names;
+  each_option(options.attention, options.execution,
+              [&names](const char* name, auto&& /*place*/) { names.append(name); });
+  return nb::tuple(names);
 }
 
 // Text, or None, the arrays that both read, and the numbers of those whose gradients may be asked for.
@@ -64,14 +110,6 @@ void Options::set_captured_gradients(const std::vector<std::optional<Tensor>>& g
   for (const std::optional<Tensor>& t : gradients) captured_gradients.push_back(t.value_or(Tensor{}));
 }
 
-void Options::set_dropout(float p, std::uint64_t seed, std::uint64_t offset,
-                          const std::optional<Tensor>& places) {
-  attention.dropout_p = p;
-  attention.dropout_seed = seed;
-  attention.dropout_offset = offset;
-  if (places) dropout_places = *places;
-}
-
 void Options::set_accumulate(bool dq, bool dk_dv) {
   accumulate_dq = dq;
   accumulate_dk_dv = dk_dv;
@@ -89,18 +127,13 @@ void define_options(nb::module_& m) {
       .def(nb::new_(&parse), nb::arg("score").none(), nb::arg("mask").none(), nb::arg("captured"),
            nb::arg("differentiated"));
   nb::class_<Options>(m, "Options")
-      .def(nb::new_(&make_options), nb::arg("scale") = nb::none(), nb::arg("causal") = false,
-           nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("softcap") = 0.0F,
-           nb::arg("deterministic") = false, nb::arg("check") = false,
-           nb::arg("precision") = Precision::exact, nb::arg("strict") = false, nb::arg("split_size") = 0,
-           nb::arg("threads") = 0)
+      .def(nb::new_(&make_options), nb::arg("values"))
       .def_rw("functions", &Options::functions)
       .def("set_captured_gradients", &Options::set_captured_gradients, nb::arg("gradients"))
-      .def("set_dropout", &Options::set_dropout, nb::arg("p"), nb::arg("seed"), nb::arg("offset"),
-           nb::arg("places").none())
+      .def("set_dropout_places", &Options::set_dropout_places, nb::arg("places"))
       .def("set_accumulate", &Options::set_accumulate, nb::arg("dq"), nb::arg("dk_dv"))
-      .def_ro("threads", &Options::threads)
-      .def_rw("sm_limit", &Options::sm_limit);
+      .def_prop_ro("threads", [](const Options& options) { return options.execution.threads; });
+  m.attr("OPTIONS") = option_names();
 }
 
 }  // namespace tandem::python

@@ -3,7 +3,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -20,8 +19,7 @@ struct Functions {
 /// What tandem._call.Call hands over, so that one place judges its types.
 struct Options {
   AttentionOptions attention;
-  int threads = 0;
-  int sm_limit = 0;
+  Execution execution;  ///< what of it is an option
   Functions functions;
   std::vector<Tensor> captured_gradients;
   ConstTensor dropout_places;
@@ -29,8 +27,7 @@ struct Options {
 
   /// Where a backward call writes the gradients of the arrays; None where not wanted.
   void set_captured_gradients(const std::vector<std::optional<Tensor>>& gradients);
-  /// `places`: dropout_places, or None.
-  void set_dropout(float p, std::uint64_t seed, std::uint64_t offset, const std::optional<Tensor>& places);
+  void set_dropout_places(const Tensor& places) { dropout_places = places; }
   /// Whether a backward call adds to dq, and to dk and dv.
   void set_accumulate(bool dq, bool dk_dv);
   void give(AttentionInputs& args, AttentionOptions& options) const;

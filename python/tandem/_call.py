@@ -85,49 +85,25 @@ class Call:
         """The options as C++ takes them; an error that names the first of another type."""
         options = self._judged_options()
         if self.sm_limit != 0:
-            options.sm_limit = sms("sm_limit", self.sm_limit)
+            sms("sm_limit", self.sm_limit)
         if self.functions is not None:
             self.functions.set(options)
-        if self.dropout_p != 0:
-            seed = 0 if self.dropout_seed is None else word("dropout_seed", self.dropout_seed)
-            seeds = (seed, word("dropout_offset", self.dropout_offset))
-            options.set_dropout(number("dropout_p", self.dropout_p), *seeds, self._places())
+        if self.dropout_p != 0 and self.dropout_places is not None:
+            library = _arrays.library_of("dropout_places", self.dropout_places)
+            layout = library.layout("dropout_places", self.dropout_places)
+            options.set_dropout_places(_core.Tensor(*layout))
         return options
-
-    def _places(self) -> _core.Tensor | None:
-        if self.dropout_places is None:
-            return None
-        library = _arrays.library_of("dropout_places", self.dropout_places)
-        return _core.Tensor(*library.layout("dropout_places", self.dropout_places))
 
     def _judged_options(self) -> _core.Options:
         try:
-            return self._options()
+            return _core.Options(_values(self))
         except TypeError:
             plain = self.plain()
         try:
-            return plain._options()
-        except TypeError:  # plain() has judged the others, but for numbers out of range
-            numbers = ("scale", "softcap", "threads", "split_size")
-            unfit = [name for name in numbers if not _fits(name, getattr(plain, name))]
-            name = unfit[0] if unfit else "window"
+            return _core.Options(_values(plain))
+        except TypeError as error:  # plain() has judged all but seeds and numbers out of range
+            name = str(error)
             raise misfit(name, getattr(self, name)) from None
-
-    def _options(self) -> _core.Options:
-        left, right = pair("window", self.window)
-        return _core.Options(  # by position: keywords take twice the time
-            self.scale,
-            self.causal,
-            left,
-            right,
-            self.softcap,
-            self.deterministic,
-            self.check,
-            self.precision_code(),
-            self.strict,
-            self.split_size,
-            self.threads,
-        )
 
     def plain(self) -> Call:
         """The same with Python's own numbers, in place of NumPy's and of arrays and tensors of one."""
@@ -151,19 +127,15 @@ class Call:
         values[at : at + 2] = [tuple(values[at : at + 2])]
         return Call(**dict(zip(OPERATOR, values, strict=True)), metadata=metadata)
 
-    def precision_code(self) -> _core.Precision:
-        code = _PRECISIONS.get(self.precision) if isinstance(self.precision, str) else None
-        if code is None:
-            names = ", ".join(name for name in _PRECISIONS if "_" not in name)
-            raise InvalidArgumentError(f"precision is {self.precision!r}; it must be one of {names}")
-        return code
-
 
 _ROWS = {f.name: f.metadata for f in fields(Call) if f.metadata}
 #: (name, kind) of every option, and the names of those that torch.ops.tandem and tandem.jax take.
 KINDS = tuple((name, row["kind"]) for name, row in _ROWS.items())
 OPERATOR = tuple(name for name, row in _ROWS.items() if row["operator"])
 JAX = tuple(name for name, row in _ROWS.items() if row["jax"])
+
+_PRECISIONS = tuple(_core.Precision.__members__)
+_values = operator.attrgetter(*_core.OPTIONS)
 
 
 def _plain(name: str, kind: str, value: Any) -> Any:
@@ -175,7 +147,11 @@ def _plain(name: str, kind: str, value: Any) -> Any:
         return flag(name, value)
     if kind == "SymInt":
         return _integer(value)
-    if kind == "precision" or (kind == "float?" and value is None):
+    if kind == "float?" and value is None:
+        return value
+    if kind == "precision":
+        if not isinstance(value, str) or value not in _PRECISIONS:
+            raise InvalidArgumentError(f"{name} is {value!r}; it must be one of {', '.join(_PRECISIONS)}")
         return value
     return number(name, value)
 
@@ -188,14 +164,6 @@ def schema() -> str:
     )
 
 
-#: by their names, with hyphens or underscores
-_PRECISIONS = {
-    spelt: code
-    for name, code in _core.Precision.__members__.items()
-    for spelt in (name.replace("_", "-"), name)
-}
-
-
 #: What stands for the option of an argument that is none.
 _FLAG = _ROWS["causal"]
 
@@ -203,14 +171,6 @@ _FLAG = _ROWS["causal"]
 def misfit(name: str, value: Any, option: str | None = None) -> InvalidArgumentError:
     """The error of the argument `name`, which means that option (itself by default), of another type."""
     return InvalidArgumentError(f"{name} is {value!r}; pass {_ROWS.get(option or name, _FLAG)['expects']}")
-
-
-def _fits(name: str, value: Any) -> bool:
-    try:
-        _core.Options(**{name: value})
-    except TypeError:
-        return False
-    return True
 
 
 def number(name: str, value: Any) -> float:

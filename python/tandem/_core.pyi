@@ -43,27 +43,16 @@ class Functions:
     ) -> None: ...
 
 class Options:
-    def __init__(
-        self,
-        scale: float | None = None,
-        causal: bool = False,
-        window_left: int = -1,
-        window_right: int = -1,
-        softcap: float = 0.0,
-        deterministic: bool = False,
-        check: bool = False,
-        precision: Precision = ...,
-        strict: bool = False,
-        split_size: int = 0,
-        threads: int = 0,
-    ) -> None: ...
+    def __init__(self, values: tuple[Any, ...]) -> None: ...
     def set_captured_gradients(self, gradients: Sequence[Tensor | None]) -> None: ...
     def set_accumulate(self, dq: bool, dk_dv: bool) -> None: ...
-    def set_dropout(self, p: float, seed: int, offset: int, places: Tensor | None) -> None: ...
+    def set_dropout_places(self, places: Tensor) -> None: ...
     @property
     def threads(self) -> int: ...
-    sm_limit: int
     functions: Functions
+
+#: The names of what Options takes, in order.
+OPTIONS: tuple[str, ...]
 
 class CpuInfo(TypedDict):
     target: str

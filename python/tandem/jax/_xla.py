@@ -53,21 +53,21 @@ class Options:
         found: dict[str, Any] = {"score_function": self.score_function, "mask_function": self.mask_function}
         for name, kind in _call.KINDS:
             value = getattr(self.call, name)
-            if name not in _call.JAX:
-                continue
-            if kind == "window":
-                found |= {f"{name}_left": np.int64(value[0]), f"{name}_right": np.int64(value[1])}
-            elif kind == "precision":
-                found[name] = np.int64(self.call.precision_code().value)
-            else:
-                found[name] = _NUMPY[kind](value or 0)
-            if kind == "float?":
-                found[f"has_{name}"] = value is not None
+            if name in _call.JAX and value is not None:
+                found[name] = _ATTRIBUTE[kind](value)
         return found
 
 
-#: An option's kind as an attribute of a target.
-_NUMPY = {"float": np.float32, "float?": np.float32, "bool": bool, "SymInt": np.int64, "word": np.uint64}
+#: An option's kind as an attribute of a target, of the type that each_option's place in C++ has.
+_ATTRIBUTE: dict[str, Any] = {
+    "float": np.float32,
+    "float?": np.float32,
+    "bool": bool,
+    "SymInt": np.int64,
+    "word": np.uint64,
+    "window": functools.partial(np.array, dtype=np.int64),
+    "precision": lambda name: np.int64(_core.Precision[name].value),
+}
 
 
 def _outputs(options: Options, q: jax.Array, v: jax.Array) -> dict[str, jax.ShapeDtypeStruct]:
@@ -95,7 +95,7 @@ def _check(options: Options, arrays: dict[str, Any], backward: bool) -> None:
         asked.functions = _core.Functions(*texts, read, wanted)
         asked.set_captured_gradients([view(f"dt{n}", arrays[f"dt{n}"]) for n in wanted])
     if "dropout_places" in arrays:
-        asked.set_dropout(options.call.dropout_p, 0, 0, view("dropout_places", arrays["dropout_places"]))
+        asked.set_dropout_places(view("dropout_places", arrays["dropout_places"]))
     _core.workspace_bytes(views, asked, backward)
 
 
