@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tandem
+from tandem import _api, _call, _core
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -66,6 +67,19 @@ def test_every_option_is_on_the_page_of_python() -> None:
     page = (ROOT / "docs" / "python.md").read_text()
     (listed,) = re.findall(r"^All options are keywords:.*?`help", page, re.MULTILINE | re.DOTALL)
     assert [name for name in options if not re.search(rf"`{name}\b", listed)] == []
+
+
+def test_the_table_of_options_is_what_the_docstring_lists() -> None:
+    """A row of Call is a parameter of that default, described, and one of C++'s list."""
+    parameters = inspect.signature(tandem.attention).parameters
+    rows = {name: getattr(_call.Call(), name) for name, _ in _call.KINDS}
+    assert set(rows) == set(_core.OPTIONS)
+    assert {name: parameters[name].default for name in rows} == rows
+    arguments = inspect.getdoc(tandem.attention).split("Args:\n")[1].split("Returns:\n")[0]
+    assert re.findall(r"^  (\w+): ", arguments, re.MULTILINE) == list(parameters)
+    typed = inspect.getsource(_api).split("class _Options(")[1].split("__version__")[0]
+    typed = re.findall(r"^ {8}(\w+): ", typed, re.MULTILINE)
+    assert ["q", "k", "v", *typed] == [name for name in parameters if name != "return_lse"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "H200", "A100"])
