@@ -80,18 +80,7 @@ void AppendBuilder::cache_rows() {
                paged      ? "(pages, page_size, heads_kv of k_new, head_dim of k_new)"
                : by_batch ? "(batch of k_new, seqlen, heads_kv of k_new, head_dim of k_new)"
                           : "(entries, seqlen, heads_kv of k_new, head_dim of k_new)");
-  if (!paged) return;
-  check::rank(page_table_, 2, "(batch, max_pages)");
-  check::shape(page_table_, {problem_.batch, page_table_.size(1)}, "(batch of k_new, max_pages)");
-  check::extent(page_table_);
-  if (problem_.entry_rows < 1) {
-    invalid("k_cache has pages of {} rows; a page has one at least", problem_.entry_rows);
-  }
-  std::int64_t rows = 0;
-  if (__builtin_mul_overflow(page_table_.size(1), problem_.entry_rows, &rows)) {
-    invalid("page_table has {} pages a sequence, of {} rows each; their product must fit 63 bits",
-            page_table_.size(1), problem_.entry_rows);
-  }
+  if (paged) check::page_table(page_table_, k_cache_, problem_.batch, "(batch of k_new, max_pages)");
 }
 
 void AppendBuilder::values() {
@@ -104,9 +93,10 @@ void AppendBuilder::values() {
   if (problem_.head_dim_v < 1 || problem_.head_dim_v > max_row) {
     invalid("head_dim of v_new is {}; it must be from 1 to {}", problem_.head_dim_v, max_row);
   }
-  shape_of_rows(v_new_, problem_.heads_kv, problem_.head_dim_v,
-                "(total_new of k_new, heads_kv of k_new, head_dim_v)",
-                "(batch of k_new, seqlen_new of k_new, heads_kv of k_new, head_dim_v)");
+  check::shape(v_new_, problem_.packed,
+               {problem_.batch, problem_.rows_new, problem_.heads_kv, problem_.head_dim_v},
+               {"(total_new of k_new, heads_kv of k_new, head_dim_v)",
+                "(batch of k_new, seqlen_new of k_new, heads_kv of k_new, head_dim_v)"});
   check::shape(v_cache_, {problem_.entries, problem_.entry_rows, problem_.heads_kv, problem_.head_dim_v},
                "(entries of k_cache, seqlen of k_cache, heads_kv of k_new, head_dim_v of v_new)");
 }
@@ -119,15 +109,6 @@ void AppendBuilder::sizes() {
   values();
 }
 
-void AppendBuilder::shape_of_rows(const Argument& a, std::int64_t heads, std::int64_t head_dim,
-                                  const char* packed, const char* batched) const {
-  if (problem_.packed) {
-    check::shape(a, {problem_.rows_new, heads, head_dim}, packed);
-  } else {
-    check::shape(a, {problem_.batch, problem_.rows_new, heads, head_dim}, batched);
-  }
-}
-
 void AppendBuilder::dtypes_and_device() {
   check::dtype(k_new_, {DType::f32, DType::f16, DType::bf16, DType::e4m3, DType::s8});
   if (v_new_.given()) check::same_dtype(v_new_, k_new_);
@@ -136,14 +117,7 @@ void AppendBuilder::dtypes_and_device() {
     check::same_dtype(k_cache_, k_new_);
   }
   if (v_cache_.given()) check::same_dtype(v_cache_, k_cache_);
-  const Device d = k_new_.tensor.device;
-  if (d.kind != Device::Kind::cpu && d.kind != Device::Kind::cuda) {
-    invalid("k_new is on a device of kind {}; use cpu (0) or cuda (1)", static_cast<int>(d.kind));
-  }
-  if (d.kind == Device::Kind::cuda && d.index < 0) {
-    invalid("k_new is on cuda device {}; devices count from 0", d.index);
-  }
-  problem_.device = d;
+  problem_.device = check::device(k_new_);
 }
 
 void AppendBuilder::common(const Argument& a) const {
@@ -155,22 +129,14 @@ void AppendBuilder::common(const Argument& a) const {
 Operand AppendBuilder::rows(const Argument& a) const {
   common(a);
   check::last_dimension_contiguous(a);
-  const std::size_t row = problem_.packed ? 0 : 1;
-  return {.data = address_of(a.tensor),
-          .dtype = a.tensor.dtype,
-          .batch_stride = problem_.packed ? 0 : stride_of(a.tensor, 0),
-          .row_stride = stride_of(a.tensor, row),
-          .head_stride = stride_of(a.tensor, row + 1)};
+  const int row = problem_.packed ? 0 : 1;
+  return operand_of(a.tensor, row - 1, row, row + 1);
 }
 
 Operand AppendBuilder::cache(const Argument& a) const {
   common(a);
   check::last_dimension_contiguous(a);
-  return {.data = address_of(a.tensor),
-          .dtype = a.tensor.dtype,
-          .batch_stride = stride_of(a.tensor, 0),
-          .row_stride = stride_of(a.tensor, 1),
-          .head_stride = stride_of(a.tensor, 2)};
+  return operand_of(a.tensor, 0, 1, 2);
 }
 
 Lengths AppendBuilder::lengths(const Argument& a, std::int64_t count, const char* symbols) const {
@@ -178,8 +144,7 @@ Lengths AppendBuilder::lengths(const Argument& a, std::int64_t count, const char
   check::shape(a, {count}, symbols);
   check::dtype(a, {DType::i32, DType::i64});
   common(a);
-  return {
-      .data = address_of(a.tensor), .wide = a.tensor.dtype == DType::i64, .stride = stride_of(a.tensor, 0)};
+  return lengths_of(a.tensor);
 }
 
 void AppendBuilder::operands() {
@@ -198,13 +163,7 @@ void AppendBuilder::operands() {
   if (!page_table_.given()) return;
   check::dtype(page_table_, {DType::i32, DType::i64});
   common(page_table_);
-  problem_.pages = {.table = address_of(page_table_.tensor),
-                    .wide = page_table_.tensor.dtype == DType::i64,
-                    .batch_stride = stride_of(page_table_.tensor, 0),
-                    .stride = stride_of(page_table_.tensor, 1),
-                    .per_sequence = page_table_.size(1),
-                    .count = problem_.entries,
-                    .page_size = problem_.entry_rows};
+  problem_.pages = pages_of(page_table_.tensor, k_cache_.tensor);
 }
 
 namespace {
@@ -259,11 +218,7 @@ Operand AppendBuilder::scale_cache(const Argument& a, const Argument& given, con
                page_table_.given() ? "(pages of k_cache, heads_kv of k_new, page_size of k_cache)"
                                    : "(entries of k_cache, heads_kv of k_new, seqlen of k_cache)");
   common(a);
-  return {.data = address_of(a.tensor),
-          .dtype = DType::f32,
-          .batch_stride = stride_of(a.tensor, 0),
-          .row_stride = stride_of(a.tensor, 2),
-          .head_stride = stride_of(a.tensor, 1)};
+  return operand_of(a.tensor, 0, 2, 1);
 }
 
 void AppendBuilder::scales() {
@@ -281,15 +236,11 @@ Operand AppendBuilder::table(const Argument& a) const {
   if (a.tensor.dtype != DType::f32) check::same_dtype(a, k_new_);
   common(a);
   check::last_dimension_contiguous(a);
-  return {.data = address_of(a.tensor), .dtype = a.tensor.dtype, .row_stride = stride_of(a.tensor, 0)};
+  return operand_of(a.tensor, -1, 0, -1);
 }
 
 void AppendBuilder::rotary() {
-  if (rotary_cos_.given() != rotary_sin_.given()) {
-    invalid("{} is given without {}; pass both, or neither",
-            (rotary_cos_.given() ? rotary_cos_ : rotary_sin_).name,
-            (rotary_cos_.given() ? rotary_sin_ : rotary_cos_).name);
-  }
+  check::together(rotary_cos_, rotary_sin_);
   if (!rotary_cos_.given()) {
     for (const Argument& a : {rotary_offsets_, q_, q_out_}) {
       if (a.given()) invalid("{} is given without rotary_cos and rotary_sin; leave it out", a.name);
@@ -306,13 +257,7 @@ void AppendBuilder::rotary() {
   check::extent(rotary_cos_);
   problem_.positions = rotary_cos_.size(0);
   if (problem_.positions < 1) invalid("rotary_cos has no positions; it must have one at least");
-  // Unsigned, since the sizes of a table without elements may be any.
-  const std::uint64_t dim = 2 * static_cast<std::uint64_t>(rotary_cos_.size(1));
-  if (dim % 16 != 0 || dim > static_cast<std::uint64_t>(problem_.head_dim_k)) {
-    invalid("rotary_cos has shape {}: rotary_dim is {}; it must be a multiple of 16 and at most head_dim {}",
-            check::shape_of(rotary_cos_.tensor), dim, problem_.head_dim_k);
-  }
-  problem_.rotary_dim = static_cast<std::int64_t>(dim);
+  problem_.rotary_dim = check::rotary_dim(rotary_cos_, problem_.head_dim_k);
   problem_.interleaved = args_.rotary_interleaved;
   problem_.cos = table(rotary_cos_);
   problem_.sin = table(rotary_sin_);
@@ -327,18 +272,16 @@ void AppendBuilder::rotary() {
 }
 
 void AppendBuilder::queries() {
-  if (q_.given() != q_out_.given()) {
-    invalid("{} is given without {}; pass both, or neither", (q_.given() ? q_ : q_out_).name,
-            (q_.given() ? q_out_ : q_).name);
-  }
+  check::together(q_, q_out_);
   if (!q_.given()) return;
   check::rank(q_, k_new_.tensor.rank,
               symbols_of_rows("(total_new, heads_q, head_dim)", "(batch, seqlen_new, heads_q, head_dim)"));
   problem_.heads_q = q_.size(q_.tensor.rank - 2);
   for (const Argument* a : {&q_, &q_out_}) {
-    shape_of_rows(*a, problem_.heads_q, problem_.head_dim_k,
-                  "(total_new of k_new, heads_q, head_dim of k_new)",
-                  "(batch of k_new, seqlen_new of k_new, heads_q, head_dim of k_new)");
+    check::shape(*a, problem_.packed,
+                 {problem_.batch, problem_.rows_new, problem_.heads_q, problem_.head_dim_k},
+                 {"(total_new of k_new, heads_q, head_dim of k_new)",
+                  "(batch of k_new, seqlen_new of k_new, heads_q, head_dim of k_new)"});
     check::same_dtype(*a, k_new_);
   }
   problem_.q = rows(q_);

@@ -42,8 +42,6 @@ class AppendBuilder {
   [[nodiscard]] const char* symbols_of_rows(const char* packed, const char* batched) const {
     return problem_.packed ? packed : batched;
   }
-  void shape_of_rows(const Argument& a, std::int64_t heads, std::int64_t head_dim, const char* packed,
-                     const char* batched) const;
   /// What holds for every tensor once its shape and dtype are known.
   void common(const Argument& a) const;
   [[nodiscard]] Operand rows(const Argument& a) const;

@@ -16,6 +16,14 @@ namespace {
 
 constexpr std::int64_t max_bytes = std::numeric_limits<std::int64_t>::max();
 
+void equal_shape(const Argument& a, std::span<const std::int64_t> expected, std::string_view symbols) {
+  rank(a, static_cast<int>(expected.size()), symbols);
+  if (!std::equal(expected.begin(), expected.end(), a.tensor.shape.begin())) {
+    invalid("{} has shape {}; it must be {} = {}", a.name, shape_of(a.tensor), symbols,
+            tuple(expected.data(), static_cast<int>(expected.size())));
+  }
+}
+
 bool empty(const ConstTensor& t) {
   return std::any_of(t.shape.begin(), t.shape.begin() + t.rank, [](std::int64_t n) { return n == 0; });
 }
@@ -54,11 +62,13 @@ void rank(const Argument& a, int rank, std::string_view symbols) {
 }
 
 void shape(const Argument& a, std::initializer_list<std::int64_t> expected, std::string_view symbols) {
-  rank(a, static_cast<int>(expected.size()), symbols);
-  if (!std::equal(expected.begin(), expected.end(), a.tensor.shape.begin())) {
-    invalid("{} has shape {}; it must be {} = {}", a.name, shape_of(a.tensor), symbols,
-            tuple(expected.begin(), static_cast<int>(expected.size())));
-  }
+  equal_shape(a, expected, symbols);
+}
+
+void shape(const Argument& a, bool packed, std::initializer_list<std::int64_t> batched,
+           const Symbols& symbols) {
+  const std::span<const std::int64_t> expected(batched);
+  equal_shape(a, packed ? expected.subspan(1) : expected, packed ? symbols.packed : symbols.batched);
 }
 
 void dtype(const Argument& a, std::initializer_list<DType> allowed) {
@@ -76,6 +86,17 @@ void same_dtype(const Argument& a, const Argument& like) {
     invalid("{} is {} but {} is {}; convert it to {}", a.name, tandem::name_of(a.tensor.dtype), like.name,
             tandem::name_of(like.tensor.dtype), tandem::name_of(like.tensor.dtype));
   }
+}
+
+Device device(const Argument& a) {
+  const Device d = a.tensor.device;
+  if (d.kind != Device::Kind::cpu && d.kind != Device::Kind::cuda) {
+    invalid("{} is on a device of kind {}; use cpu (0) or cuda (1)", a.name, static_cast<int>(d.kind));
+  }
+  if (d.kind == Device::Kind::cuda && d.index < 0) {
+    invalid("{} is on cuda device {}; devices count from 0", a.name, d.index);
+  }
+  return d;
 }
 
 void same_device(const Argument& a, const Argument& like) {
@@ -175,6 +196,37 @@ void separate(std::initializer_list<Argument> outputs, std::initializer_list<Arg
     for (const Argument& a : inputs) apart(a, output, a);
     for (const Argument& a : more_inputs) apart(a, output, a);
   }
+}
+
+void together(const Argument& a, const Argument& b) {
+  if (a.given() == b.given()) return;
+  invalid("{} is given without {}; pass both, or neither", (a.given() ? a : b).name,
+          (a.given() ? b : a).name);
+}
+
+std::int64_t page_table(const Argument& table, const Argument& cache, std::int64_t batch,
+                        std::string_view symbols) {
+  rank(table, 2, "(batch, max_pages)");
+  shape(table, {batch, table.size(1)}, symbols);
+  extent(table);
+  const std::int64_t page_size = cache.size(1);
+  if (page_size < 1) invalid("{} has pages of {} rows; a page has one at least", cache.name, page_size);
+  std::int64_t rows = 0;
+  if (__builtin_mul_overflow(table.size(1), page_size, &rows)) {
+    invalid("{} has {} pages a sequence, of {} rows each; their product must fit 63 bits", table.name,
+            table.size(1), page_size);
+  }
+  return rows;
+}
+
+std::int64_t rotary_dim(const Argument& table, std::int64_t head_dim) {
+  // Unsigned, since the sizes of a table without elements may be any.
+  const std::uint64_t dim = 2 * static_cast<std::uint64_t>(table.size(1));
+  if (dim % 16 != 0 || dim > static_cast<std::uint64_t>(head_dim)) {
+    invalid("{} has shape {}: rotary_dim is {}; it must be a multiple of 16 and at most head_dim {}",
+            table.name, shape_of(table.tensor), dim, head_dim);
+  }
+  return static_cast<std::int64_t>(dim);
 }
 
 void window_bound(const char* name, std::int64_t value) {

@@ -49,8 +49,19 @@ void rank(const Argument& a, int rank, std::string_view symbols);
 /// The shape is `expected`, which the documentation calls `symbols`.
 void shape(const Argument& a, std::initializer_list<std::int64_t> expected, std::string_view symbols);
 
+/// A tensor's shape as the documentation calls it, with cu_seqlens and without.
+struct Symbols {
+  const char* packed;
+  const char* batched;
+};
+/// `batched` is the shape with the batch first; `packed` tensors have the dimensions behind it.
+void shape(const Argument& a, bool packed, std::initializer_list<std::int64_t> batched,
+           const Symbols& symbols);
+
 void dtype(const Argument& a, std::initializer_list<DType> allowed);
 void same_dtype(const Argument& a, const Argument& like);
+/// The tensor is on a CPU or a CUDA device, which is returned.
+Device device(const Argument& a);
 void same_device(const Argument& a, const Argument& like);
 
 /// Sizes are not negative, and every offset, in bytes, fits 63 bits.
@@ -70,6 +81,18 @@ void no_self_overlap(const Argument& a);
 /// slices the inputs are. Tensors without data or elements share nothing.
 void separate(std::initializer_list<Argument> outputs, std::initializer_list<Argument> inputs,
               std::span<const Argument> more_inputs = {});
+
+/// Both arguments are given, or neither is.
+void together(const Argument& a, const Argument& b);
+
+/// `table` is (batch, pages a sequence) of pages in `cache`; returns the rows that a sequence's pages have
+/// together. `symbols` is its shape.
+std::int64_t page_table(const Argument& table, const Argument& cache, std::int64_t batch,
+                        std::string_view symbols);
+
+/// A rotary embedding's table has a row a position; returns rotary_dim, twice its columns, which rows of
+/// `head_dim` must hold.
+std::int64_t rotary_dim(const Argument& table, std::int64_t head_dim);
 
 /// A bound of a sliding window: -1 or more.
 void window_bound(const char* name, std::int64_t value);

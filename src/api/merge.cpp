@@ -56,11 +56,7 @@ class MergeBuilder {
     if (problem_.head_dim < 1 || problem_.head_dim > max_row) {
       invalid("head_dim of outs is {}; it must be from 1 to {}", problem_.head_dim, max_row);
     }
-    const Device d = a.tensor.device;
-    if (d.kind != Device::Kind::cpu && d.kind != Device::Kind::cuda) {
-      invalid("outs[0] is on a device of kind {}; use cpu (0) or cuda (1)", static_cast<int>(d.kind));
-    }
-    problem_.device = d;
+    problem_.device = check::device(a);
   }
 
   void operands() {
@@ -100,36 +96,20 @@ class MergeBuilder {
   }
 
   Operand like_out(const Argument& a) const {
-    if (d_ == 1) {
-      check::shape(a, {problem_.batch, problem_.rows, problem_.heads, problem_.head_dim},
-                   "the shape of outs[0]");
-    } else {
-      check::shape(a, {problem_.rows, problem_.heads, problem_.head_dim}, "the shape of outs[0]");
-    }
+    check::shape(a, d_ == 0, {problem_.batch, problem_.rows, problem_.heads, problem_.head_dim},
+                 {"the shape of outs[0]", "the shape of outs[0]"});
     common(a);
     check::last_dimension_contiguous(a);
-    return operand(a, d_ - 1, d_, d_ + 1);
+    return operand_of(a.tensor, d_ - 1, d_, d_ + 1);
   }
 
   Operand like_lse(const Argument& a) const {
-    const char* const symbols = d_ == 1 ? "(batch, heads_q, seqlen_q)" : "(heads_q, total_q)";
-    check::given(a, symbols);
-    if (d_ == 1) {
-      check::shape(a, {problem_.batch, problem_.heads, problem_.rows}, symbols);
-    } else {
-      check::shape(a, {problem_.heads, problem_.rows}, symbols);
-    }
+    constexpr check::Symbols symbols{"(heads_q, total_q)", "(batch, heads_q, seqlen_q)"};
+    check::given(a, d_ == 0 ? symbols.packed : symbols.batched);
+    check::shape(a, d_ == 0, {problem_.batch, problem_.heads, problem_.rows}, symbols);
     check::dtype(a, {DType::f32});
     common(a);
-    return operand(a, d_ - 1, d_ + 1, d_);
-  }
-
-  [[nodiscard]] static Operand operand(const Argument& a, int batch, int row, int head) {
-    return {.data = address_of(a.tensor),
-            .dtype = a.tensor.dtype,
-            .batch_stride = batch < 0 ? 0 : stride_of(a.tensor, static_cast<std::size_t>(batch)),
-            .row_stride = stride_of(a.tensor, static_cast<std::size_t>(row)),
-            .head_stride = stride_of(a.tensor, static_cast<std::size_t>(head))};
+    return operand_of(a.tensor, d_ - 1, d_ + 1, d_);
   }
 
   const MergeArgs& args_;

@@ -14,11 +14,7 @@
 
 namespace tandem {
 
-/// A tensor's shape as the documentation calls it, with cu_seqlens and without.
-struct Symbols {
-  const char* packed;
-  const char* batched;
-};
+using check::Symbols;
 constexpr Symbols like_out{"(total_q, heads_q, head_dim_v)", "(batch, seqlen_q, heads_q, head_dim_v)"};
 constexpr Symbols like_query{"(total_q, heads_q, head_dim)", "(batch, seqlen_q, heads_q, head_dim)"};
 constexpr Symbols like_key{"(total_k, heads_kv, head_dim)", "(batch, seqlen_k, heads_kv, head_dim)"};
@@ -64,12 +60,9 @@ class ProblemBuilder {
   /// Which of the arguments that make k and v a cache go together.
   void cache_arguments() const;
   void shapes_of_keys() const;
-  /// Rows that a sequence's pages have together.
-  [[nodiscard]] std::int64_t rows_of_pages() const;
   Pages pages();
   void heads() const;
   void head_dim(const char* name, std::int64_t d) const;
-  void device();
   void precision();
   void split_size();
   void dropout();

@@ -59,31 +59,11 @@ void ProblemBuilder::shapes_of_keys() const {
   }
 }
 
-std::int64_t ProblemBuilder::rows_of_pages() const {
-  check::rank(page_table_, 2, "(batch, max_pages)");
-  check::shape(page_table_, {p_.batch, page_table_.size(1)}, "(batch of q, max_pages)");
-  check::extent(page_table_);
-  const std::int64_t page_size = k_.size(1);
-  if (page_size < 1) invalid("k has pages of {} rows; a page has one at least", page_size);
-  std::int64_t rows = 0;
-  if (__builtin_mul_overflow(page_table_.size(1), page_size, &rows)) {
-    invalid("page_table has {} pages a sequence, of {} rows each; their product must fit 63 bits",
-            page_table_.size(1), page_size);
-  }
-  return rows;
-}
-
 Pages ProblemBuilder::pages() {
   if (!page_table_.given()) return {};
   check::dtype(page_table_, {DType::i32, DType::i64});
   common(page_table_);
-  return {.table = address_of(page_table_.tensor),
-          .wide = page_table_.tensor.dtype == DType::i64,
-          .batch_stride = stride_of(page_table_.tensor, 0),
-          .stride = stride_of(page_table_.tensor, 1),
-          .per_sequence = page_table_.size(1),
-          .count = k_.size(0),
-          .page_size = k_.size(1)};
+  return pages_of(page_table_.tensor, k_.tensor);
 }
 
 }  // namespace tandem

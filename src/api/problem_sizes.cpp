@@ -38,7 +38,8 @@ void ProblemBuilder::sizes() {
   p_.rows_q = q_.size(dim_q);
   p_.heads_q = q_.size(dim_q + 1);
   p_.head_dim_qk = q_.size(dim_q + 2);
-  p_.rows_k = page_table_.given() ? rows_of_pages() : k_.size(dim_k);
+  p_.rows_k = page_table_.given() ? check::page_table(page_table_, k_, p_.batch, "(batch of q, max_pages)")
+                                  : k_.size(dim_k);
   p_.heads_kv = k_.size(dim_k + 1);
   p_.head_dim_v = v_.last_size();
   shapes_of_keys();

@@ -23,7 +23,7 @@ void ProblemBuilder::inputs() {
     check::same_dtype(k_, q_);
     check::same_dtype(v_, q_);
   }
-  device();
+  p_.device = check::device(q_);
   p_.q = operand(q_, p_.packed_q);
   p_.k = operand(k_, p_.packed_k);
   p_.v = operand(v_, p_.packed_k);
@@ -50,16 +50,6 @@ void ProblemBuilder::not_quantized(const Argument& a) const {
           name_of(a.tensor.dtype), name_of(q_.tensor.dtype));
 }
 
-void ProblemBuilder::device() {
-  const Device d = q_.tensor.device;
-  if (d.kind != Device::Kind::cpu && d.kind != Device::Kind::cuda) {
-    invalid("q is on a device of kind {}; use cpu (0) or cuda (1)", static_cast<int>(d.kind));
-  }
-  if (d.kind == Device::Kind::cuda && d.index < 0)
-    invalid("q is on cuda device {}; devices count from 0", d.index);
-  p_.device = d;
-}
-
 void ProblemBuilder::common(const Argument& a) {
   check::same_device(a, q_);
   check::extent(a);
@@ -69,23 +59,14 @@ void ProblemBuilder::common(const Argument& a) {
 Operand ProblemBuilder::operand(const Argument& a, bool packed) {
   common(a);
   check::last_dimension_contiguous(a);
-  const std::size_t row = packed ? 0 : 1;
-  return {.data = address_of(a.tensor),
-          .dtype = a.tensor.dtype,
-          .batch_stride = packed ? 0 : stride_of(a.tensor, 0),
-          .row_stride = stride_of(a.tensor, row),
-          .head_stride = stride_of(a.tensor, row + 1)};
+  const int row = packed ? 0 : 1;
+  return operand_of(a.tensor, row - 1, row, row + 1);
 }
 
 Operand ProblemBuilder::rows(const Argument& a, bool packed, std::int64_t rows, std::int64_t heads,
                              std::int64_t head_dim, const Symbols& symbols, bool written) {
-  const char* const shape = packed ? symbols.packed : symbols.batched;
-  check::given(a, shape);
-  if (packed) {
-    check::shape(a, {rows, heads, head_dim}, shape);
-  } else {
-    check::shape(a, {p_.batch, rows, heads, head_dim}, shape);
-  }
+  check::given(a, packed ? symbols.packed : symbols.batched);
+  check::shape(a, packed, {p_.batch, rows, heads, head_dim}, symbols);
   if (quantized_inputs()) {
     check::dtype(a, {DType::f32, DType::f16, DType::bf16});
   } else if (!written || a.tensor.dtype != DType::f32) {  // what is written may have all of its digits
@@ -107,19 +88,12 @@ Operand ProblemBuilder::like_k(const Argument& a, std::int64_t head_dim, const S
 Operand ProblemBuilder::row_statistics(const Argument& a) {
   check::consistent(a);
   if (!a.given()) return {};
-  if (p_.packed_q) {
-    check::shape(a, {p_.heads_q, p_.rows_q}, "(heads_q, total_q)");
-  } else {
-    check::shape(a, {p_.batch, p_.heads_q, p_.rows_q}, "(batch, heads_q, seqlen_q)");
-  }
+  check::shape(a, p_.packed_q, {p_.batch, p_.heads_q, p_.rows_q},
+               {"(heads_q, total_q)", "(batch, heads_q, seqlen_q)"});
   check::dtype(a, {DType::f32});
   common(a);
-  const std::size_t head = p_.packed_q ? 0 : 1;
-  return {.data = address_of(a.tensor),
-          .dtype = DType::f32,
-          .batch_stride = p_.packed_q ? 0 : stride_of(a.tensor, 0),
-          .row_stride = stride_of(a.tensor, head + 1),
-          .head_stride = stride_of(a.tensor, head)};
+  const int head = p_.packed_q ? 0 : 1;
+  return operand_of(a.tensor, head - 1, head + 1, head);
 }
 
 void ProblemBuilder::by_head(const Argument& a) {
@@ -136,8 +110,7 @@ Lengths ProblemBuilder::lengths(const Argument& a, std::int64_t count, std::stri
   check::shape(a, {count}, symbols);
   check::dtype(a, {DType::i32, DType::i64});
   common(a);
-  return {
-      .data = address_of(a.tensor), .wide = a.tensor.dtype == DType::i64, .stride = stride_of(a.tensor, 0)};
+  return lengths_of(a.tensor);
 }
 
 void ProblemBuilder::outputs(std::initializer_list<Argument> outputs,

@@ -1,10 +1,10 @@
 // quantize: arguments -> problem -> backend.
 #include "tandem/quantize.hpp"
 
-#include <cstddef>
 #include <cstdint>
 
 #include "api/check.hpp"
+#include "api/operand_of.hpp"
 #include "api/trace.hpp"
 #include "cpu/quantize/quantize.hpp"
 #include "ops/plan_gpu.hpp"
@@ -18,29 +18,16 @@ using check::invalid;
 
 constexpr std::int64_t max_head_dim = 256;
 
-/// A tensor of QuantizeArgs with the dimensions it should have; `batch` is there where x has rank 4.
-void check_tensor(const Argument& a, const Argument& x, std::initializer_list<std::int64_t> shape,
-                  std::initializer_list<DType> dtypes, const char* symbols) {
-  check::given(a, symbols);
-  check::shape(a, shape, symbols);
+/// A tensor of QuantizeArgs with the dimensions it should have; `packed` leaves out the first of `batched`.
+void check_tensor(const Argument& a, const Argument& x, bool packed,
+                  std::initializer_list<std::int64_t> batched, std::initializer_list<DType> dtypes,
+                  const check::Symbols& symbols) {
+  check::given(a, packed ? symbols.packed : symbols.batched);
+  check::shape(a, packed, batched, symbols);
   check::dtype(a, dtypes);
   check::same_device(a, x);
   check::extent(a);
   check::memory(a);
-}
-
-std::int64_t stride(const ConstTensor& t, int dim) {
-  const auto at = static_cast<std::size_t>(dim);
-  return t.shape[at] > 1 ? t.stride[at] : 0;
-}
-
-/// Dimensions of a tensor that stand for batch, row (or block) and head; -1 where it has none.
-Operand operand(const ConstTensor& t, int batch, int row, int head) {
-  return {.data = const_cast<void*>(t.data),
-          .dtype = t.dtype,
-          .batch_stride = batch < 0 ? 0 : stride(t, batch),
-          .row_stride = row < 0 ? 0 : stride(t, row),
-          .head_stride = head < 0 ? 0 : stride(t, head)};
 }
 
 ScaleGroup group_of(Granularity granularity) {
@@ -59,48 +46,36 @@ Operand scales_of(const Argument& scales, const Argument& x, const QuantizeProbl
   const std::int64_t b = problem.batch;
   const std::int64_t h = problem.heads;
   if (problem.group == ScaleGroup::tensor) {
-    check_tensor(scales, x, {1}, {DType::f32}, "(1)");
-    return operand(scales.tensor, -1, -1, -1);
+    check_tensor(scales, x, false, {1}, {DType::f32}, {"(1)", "(1)"});
+    return operand_of(scales.tensor, -1, -1, -1);
   }
   if (problem.group == ScaleGroup::head) {
-    d == 1 ? check_tensor(scales, x, {b, h}, {DType::f32}, "(batch, heads)")
-           : check_tensor(scales, x, {h}, {DType::f32}, "(heads)");
-    return operand(scales.tensor, d - 1, -1, d);
+    check_tensor(scales, x, d == 0, {b, h}, {DType::f32}, {"(heads)", "(batch, heads)"});
+    return operand_of(scales.tensor, d - 1, -1, d);
   }
   const bool block = problem.group == ScaleGroup::block;
   const std::int64_t n = block ? (problem.rows + quant_block - 1) / quant_block : problem.rows;
-  if (d == 1) {
-    check_tensor(scales, x, {b, h, n}, {DType::f32},
-                 block ? "(batch, heads, ceil(seqlen / 128))" : "(batch, heads, seqlen)");
-  } else {
-    check_tensor(scales, x, {h, n}, {DType::f32}, block ? "(heads, ceil(seqlen / 128))" : "(heads, seqlen)");
-  }
-  return operand(scales.tensor, d - 1, d + 1, d);
+  constexpr check::Symbols by_block{"(heads, ceil(seqlen / 128))", "(batch, heads, ceil(seqlen / 128))"};
+  constexpr check::Symbols by_row{"(heads, seqlen)", "(batch, heads, seqlen)"};
+  check_tensor(scales, x, d == 0, {b, h, n}, {DType::f32}, block ? by_block : by_row);
+  return operand_of(scales.tensor, d - 1, d + 1, d);
 }
 
 /// The rotary embedding's tables.
 void take_rotary(QuantizeProblem& problem, const Argument& x, const Argument& cos, const Argument& sin) {
   for (const Argument* table : {&cos, &sin}) check::consistent(*table);
-  if (cos.given() != sin.given()) {
-    invalid("{} is given without {}; pass both, or neither", (cos.given() ? cos : sin).name,
-            (cos.given() ? sin : cos).name);
-  }
+  check::together(cos, sin);
   if (!cos.given()) return;
   check::rank(cos, 2, "(seqlen, rotary_dim / 2)");
   check::extent(cos);
-  // Unsigned, since the sizes of a table without elements may be any.
-  const std::uint64_t rotary_dim = 2 * static_cast<std::uint64_t>(cos.size(1));
-  if (rotary_dim % 16 != 0 || rotary_dim > static_cast<std::uint64_t>(problem.head_dim)) {
-    invalid("cos has shape {}: rotary_dim is {}; it must be a multiple of 16 and at most head_dim {}",
-            check::shape_of(cos.tensor), rotary_dim, problem.head_dim);
-  }
-  problem.rotary_dim = static_cast<std::int64_t>(rotary_dim);
+  problem.rotary_dim = check::rotary_dim(cos, problem.head_dim);
   for (const Argument* table : {&cos, &sin}) {
-    check_tensor(*table, x, {problem.rows, problem.rotary_dim / 2}, {DType::f32}, "(seqlen, rotary_dim / 2)");
+    check_tensor(*table, x, false, {problem.rows, problem.rotary_dim / 2}, {DType::f32},
+                 {"(seqlen, rotary_dim / 2)", "(seqlen, rotary_dim / 2)"});
     check::last_dimension_contiguous(*table);
   }
-  problem.cos = operand(cos.tensor, -1, 0, -1);
-  problem.sin = operand(sin.tensor, -1, 0, -1);
+  problem.cos = operand_of(cos.tensor, -1, 0, -1);
+  problem.sin = operand_of(sin.tensor, -1, 0, -1);
 }
 
 QuantizeProblem make_quantize_problem(const QuantizeArgs& args) {
@@ -123,19 +98,14 @@ QuantizeProblem make_quantize_problem(const QuantizeArgs& args) {
     invalid("head_dim is {}; it must be from 1 to {}", problem.head_dim, max_head_dim);
   }
   check::dtype(x, {DType::f32, DType::f16, DType::bf16});
-  problem.device = x.tensor.device;
+  problem.device = check::device(x);
   check::memory(x);
   check::last_dimension_contiguous(x);
-  if (d == 1) {
-    check_tensor(codes, x, {problem.batch, problem.rows, problem.heads, problem.head_dim},
-                 {DType::e4m3, DType::s8}, "(batch, seqlen, heads, head_dim)");
-  } else {
-    check_tensor(codes, x, {problem.rows, problem.heads, problem.head_dim}, {DType::e4m3, DType::s8},
-                 "(seqlen, heads, head_dim)");
-  }
+  check_tensor(codes, x, d == 0, {problem.batch, problem.rows, problem.heads, problem.head_dim},
+               {DType::e4m3, DType::s8}, {"(seqlen, heads, head_dim)", "(batch, seqlen, heads, head_dim)"});
   check::last_dimension_contiguous(codes);
-  problem.x = operand(x.tensor, d - 1, d, d + 1);
-  problem.codes = operand(codes.tensor, d - 1, d, d + 1);
+  problem.x = operand_of(x.tensor, d - 1, d, d + 1);
+  problem.codes = operand_of(codes.tensor, d - 1, d, d + 1);
   problem.group = group_of(args.granularity);
   problem.rotate = args.hadamard;
   take_rotary(problem, x, cos, sin);
@@ -143,11 +113,10 @@ QuantizeProblem make_quantize_problem(const QuantizeArgs& args) {
   problem.scales = scales_of(scales, x, problem, d);
   check::consistent(mean);
   if (mean.given()) {
-    d == 1 ? check_tensor(mean, x, {problem.batch, problem.heads, problem.head_dim}, {DType::f32},
-                          "(batch, heads, head_dim)")
-           : check_tensor(mean, x, {problem.heads, problem.head_dim}, {DType::f32}, "(heads, head_dim)");
+    check_tensor(mean, x, d == 0, {problem.batch, problem.heads, problem.head_dim}, {DType::f32},
+                 {"(heads, head_dim)", "(batch, heads, head_dim)"});
     check::last_dimension_contiguous(mean);
-    problem.mean = operand(mean.tensor, d - 1, -1, d);
+    problem.mean = operand_of(mean.tensor, d - 1, -1, d);
   }
   for (const Argument* output : {&codes, &scales, &mean}) {
     if (output->given()) check::no_self_overlap(*output);

@@ -274,6 +274,8 @@ TEST(QuantizeApi, ErrorsComeBeforeAnythingIsWritten) {
           "output needs memory of its own");
   refused([](QuantizeArgs& a) { a.x.device.kind = Device::Kind::cuda; },
           "codes is on cpu but x is on cuda:0; move it there");
+  refused([](QuantizeArgs& a) { a.x.device.kind = static_cast<Device::Kind>(7); },
+          "x is on a device of kind 7; use cpu (0) or cuda (1)");
 }
 
 /// A rank is refused before as many sizes are read: every tensor has room for four.
