@@ -96,8 +96,8 @@ class Distances {
 
   static constexpr std::size_t most_dimensions = 2 * static_cast<std::size_t>(ConstTensor::max_rank);
   std::array<Progression, most_dimensions> steps_{};
-  std::array<std::uint64_t, most_dimensions> reach_{};    ///< of the progressions from here on
-  std::array<std::uint64_t, most_dimensions> divisor_{};  ///< of their steps
+  std::array<std::uint64_t, most_dimensions> reach_{};    ///< what the progressions from here on reach
+  std::array<std::uint64_t, most_dimensions> divisor_{};  ///< the greatest common divisor of their steps
   std::size_t count_ = 0;
   std::uint64_t run_;
   int searched_ = 0;

@@ -15,7 +15,7 @@ struct ByteRange {
   [[nodiscard]] bool meets(const ByteRange& other) const { return low < other.high && other.low < high; }
 };
 
-/// Of a tensor that has an address and elements, and whose extent was checked.
+/// For a tensor that has an address and elements, and whose extent was checked.
 ByteRange bytes_of(const ConstTensor& t);
 
 /// True if an element of `x` and an element of `y` have a byte in common. Both are as for bytes_of. Exact for

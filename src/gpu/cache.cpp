@@ -20,7 +20,7 @@ constexpr std::array<char, 8> magic = {'t', 'a', 'n', 'd', 'e', 'm', 'k', '1'};
 
 struct Header {
   std::array<char, 8> magic;
-  std::uint64_t checksum;  ///< of everything after this field
+  std::uint64_t checksum;  ///< covers everything after this field
   std::uint64_t key_bytes;
   std::uint64_t symbol_bytes;
   std::uint64_t image_bytes;

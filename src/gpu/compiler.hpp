@@ -36,7 +36,7 @@ struct KernelUsage {
 struct CompiledKernel {
   std::vector<char> image;  ///< a cubin; or PTX, which ends with a 0
   std::string symbol;       ///< the mangled name in the image
-  KernelUsage usage;        ///< of a cubin
+  KernelUsage usage;        ///< what a cubin's kernel uses
 
   [[nodiscard]] bool is_ptx() const { return !image.empty() && image.front() != '\x7f'; }
 };

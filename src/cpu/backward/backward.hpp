@@ -26,9 +26,9 @@ struct BackwardSchedule {
   std::int64_t shared = 0;  ///< the last ones, whose items any thread takes
   std::int64_t whole = 0;   ///< the others: one thread each
 
-  std::size_t scratch_bytes = 0;  ///< of a thread
+  std::size_t scratch_bytes = 0;  ///< what a thread needs
   std::int64_t at_work = 0;       ///< kv heads at the same time, at most
-  std::int64_t area_rows = 0;     ///< of sums of dk and dv; 0 where dk and dv hold the sums
+  std::int64_t area_rows = 0;     ///< rows of sums of dk and dv; 0 where these hold the sums
   std::int64_t areas = 0;
   std::int64_t dk_sum_row = 0;  ///< floats
   std::int64_t dv_sum_row = 0;

@@ -38,8 +38,8 @@ struct CapturedGradients {
 
 /// What scratch sizes depend on.
 struct BackwardShape {
-  DType dtype = DType::f32;  ///< of q, k, v, out and dout
-  DType dq = DType::f32;     ///< of the gradients: that dtype, or f32
+  DType dtype = DType::f32;  ///< what q, k, v, out and dout have
+  DType dq = DType::f32;     ///< what the gradients have: that dtype, or f32
   DType dk_dv = DType::f32;
   std::int64_t head_dim_qk = 0;
   std::int64_t head_dim_v = 0;

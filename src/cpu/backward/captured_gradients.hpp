@@ -57,14 +57,14 @@ class CapturedSchedule {
   }
 
   std::int64_t batch_ = 0, heads_ = 0;
-  std::int64_t blocks_ = 0;  ///< of queries, that a sequence has at most
+  std::int64_t blocks_ = 0;  ///< blocks of queries that a sequence has at most
   bool by_batch_ = true, by_head_ = true, by_block_ = true;
   std::int64_t class_heads_ = 1, class_blocks_ = 1;
   std::int64_t classes_ = 0;
   std::int64_t parts_ = 0;
   std::size_t copies_ = 0;
   std::size_t copy_numbers_ = 0;                                ///< f64 numbers in a copy
-  std::array<std::int64_t, Function::max_captured> copy_at_{};  ///< of a tensor in a copy; -1: it has none
+  std::array<std::int64_t, Function::max_captured> copy_at_{};  ///< a tensor's place in a copy; -1: none
 };
 
 }  // namespace tandem::cpu

@@ -39,7 +39,7 @@ struct BackwardTile {
   const std::int64_t first_query;
   const std::int64_t queries;
   const std::int64_t panels;
-  bool all_finite = true;  ///< of the block's q and dout
+  bool all_finite = true;  ///< no element of the block's q and dout is NaN or infinite
 
   // The key block at hand.
   std::int64_t first_key = 0;

@@ -54,7 +54,7 @@ class Stop {
   bool (*interrupted_)(void*);
   void* context_;
   const std::thread::id caller_ = std::this_thread::get_id();
-  Clock::time_point asked_ = Clock::now();  ///< of the caller's thread alone
+  Clock::time_point asked_ = Clock::now();  ///< the caller's thread alone reads and writes it
   std::exception_ptr thrown_;               ///< by the question
   std::atomic<bool> wanted_{false};
 };

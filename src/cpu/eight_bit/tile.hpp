@@ -61,7 +61,7 @@ struct EightBitTile {
   float q_largest = 0.0F;                     ///< scale groups tensor and head: the largest |q|
   const float* q_scales = nullptr;            ///< where q is quantized: its first row's
   std::int64_t q_scale_stride = 0;            ///< from row to row
-  const float* mean = nullptr;                ///< of K by channel, where it was removed
+  const float* mean = nullptr;                ///< K's mean by channel, where it was removed
   const std::uint8_t* k_quantized = nullptr;  ///< [seqlen_k][head_dim_qk]
   const float* k_scales = nullptr;            ///< [seqlen_k], negative for a marked row
   const std::uint8_t* v_quantized = nullptr;  ///< [seqlen_k][head_dim_v]
@@ -89,10 +89,10 @@ struct EightBitScratch {
   std::size_t scores = 0;     ///< [key][lanes] of one stripe
   std::size_t k = 0;          ///< a block's decoded K, and the quantiser's rows
   std::size_t v = 0;          ///< a block's decoded V
-  std::size_t quantized = 0;  ///< of Q, in bytes
+  std::size_t quantized = 0;  ///< Q's values, in bytes
   std::size_t channels = 0;   ///< two arrays by channel of V
   std::size_t rows = 0;       ///< seven arrays by query row
-  std::size_t totals = 0;     ///< of runs of keys (forward/lane_totals.hpp)
+  std::size_t totals = 0;     ///< sums over runs of keys (forward/lane_totals.hpp)
   std::size_t floats = 0;
 };
 

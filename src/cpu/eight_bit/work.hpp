@@ -18,7 +18,7 @@ struct Scratch {
   float *v_unit, *v_ratio;                 ///< by channel of V
   float *q_scale, *shift, *maximum, *sum;  ///< by query row
   float *growth, *pending, *factor;        ///< by query row
-  std::byte* totals;                       ///< of runs of keys
+  std::byte* totals;                       ///< sums over runs of keys
 };
 
 struct Work {

@@ -33,8 +33,8 @@ struct RowSum {
 /// What becomes of a row once every key has been seen.
 struct Finish {
   float scale;        ///< what O must be multiplied by
-  double top;         ///< of the logits and the sink
-  float denominator;  ///< of the softmax, relative to top
+  double top;         ///< the largest of the logits and the sink
+  float denominator;  ///< the softmax's, relative to top
 };
 
 /// e^(logit - top).

@@ -17,25 +17,25 @@ struct Plan;
 /// Sequences of few query rows, as in decoding (decode/decode.cpp).
 struct DecodePlan {
   bool possible = false;         ///< a sequence may have so few
-  std::int64_t most_splits = 0;  ///< of a sequence's keys
+  std::int64_t most_splits = 0;  ///< splits that a sequence's keys have at most
   std::int64_t heads = 1;        ///< KV heads that a thread attends to side by side
   std::int64_t head_groups = 0;
   std::size_t partial_numbers = 0;  ///< f64, of all splits that threads share; 0: they share none
-  std::size_t scratch_bytes = 0;    ///< of a thread
+  std::size_t scratch_bytes = 0;    ///< what a thread needs
 };
 
 /// Calls with a split size and few tiles, whose runs of keys threads share (split.cpp).
 struct SplitPlan {
   KeyRuns runs;
   std::size_t run_numbers = 0;  ///< floats: the sums of one run of a tile
-  std::int64_t most_tiles = 0;  ///< of all heads
+  std::int64_t most_tiles = 0;  ///< tiles that all heads have at most
   std::size_t sum_numbers = 0;  ///< floats: room for all sums; 0: a thread computes whole tiles
 };
 
 struct ForwardPlan {
   DecodePlan decode;
   SplitPlan split;
-  std::size_t scratch_bytes = 0;    ///< of a thread
+  std::size_t scratch_bytes = 0;    ///< what a thread needs
   std::size_t workspace_bytes = 0;  ///< alignment included
 };
 

@@ -164,9 +164,9 @@ struct FunctionRows {
   const ForwardTile& t;
   const ForwardScratch& layout;
   const Logits& logits;
-  Logits plain;  ///< of what make_logits leaves
+  Logits plain;  ///< scales what make_logits leaves
   int stripe;
-  std::int64_t begin;  ///< of the block
+  std::int64_t begin;  ///< the block's first key
 
   [[nodiscard]] LaneKeys keys(int vec, int count) const {
     const MaskedRows& masked = *FunctionMemory::at(t, layout, stripe, vec).masked;

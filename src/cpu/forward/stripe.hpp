@@ -42,8 +42,8 @@ struct Stripe {
   int vecs;
   typename Math::Word* q;  ///< [word of head_dim_qk][stripe_lanes]
   float* out;              ///< [head_dim_v][stripe_lanes]
-  float* maximum;          ///< of the scores s, capped if there is a softcap
-  float* sum;              ///< of the exponentials p
+  float* maximum;          ///< the largest score s, capped if there is a softcap
+  float* sum;              ///< the sum over the exponentials p
   LaneTotals totals;       ///< where sums are in runs
   std::int64_t* first_key;
   std::int64_t* last_key;

@@ -15,8 +15,8 @@ struct Sequence {
   std::int64_t b = 0;
   Rows q, k;
   Kind kind = Kind::tiles;
-  std::int64_t tiles = 0;   ///< of query rows, for each KV head
-  std::int64_t splits = 0;  ///< of keys: runs of a tile, or splits of few rows
+  std::int64_t tiles = 0;   ///< tiles of query rows, for each KV head
+  std::int64_t splits = 0;  ///< runs of a tile's keys, or splits of few rows'
   std::int64_t items = 0;   ///< work items
 };
 
@@ -30,7 +30,7 @@ struct ForwardRun {
   std::byte* scratch;              ///< plan.scratch_bytes for each thread
   double* partials;                ///< [batch][heads_kv][splits]; null if threads share no splits of few rows
   float* split_sums;  ///< plan.split.run_numbers of each [tile][heads_kv][run]; null if threads share none
-  std::int64_t split_runs;  ///< of each tile
+  std::int64_t split_runs;  ///< runs that each tile has
   Stop* stop;               ///< may be null
 
   [[nodiscard]] bool stops() const { return stop != nullptr && stop->wanted(); }

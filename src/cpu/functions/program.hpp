@@ -45,8 +45,8 @@ struct ProgramTensor {
 
 struct ProgramStep {
   FunctionOp op = FunctionOp::constant;
-  FunctionType type = FunctionType::real;  ///< of the result
-  FunctionType from = FunctionType::real;  ///< of the first argument
+  FunctionType type = FunctionType::real;  ///< the result's
+  FunctionType from = FunctionType::real;  ///< the first argument's
   std::int16_t arguments = 0;
   ProgramValue args[4];
   ProgramValue result;
@@ -70,7 +70,7 @@ enum class ProgramOf { value, value_and_slope, value_and_gradients };
 /// The steps that make it.
 struct FunctionProgram {
   int count = 0;
-  std::int32_t words = 0;  ///< of memory, those of programs before it included
+  std::int32_t words = 0;  ///< words of memory, with those of programs before it
   ProgramValue value, slope;
   /// Whether few rows and keys may be known all to be visible or hidden (bounds.hpp): not where a
   /// mask reads reals, or elements that both row and key choose.
@@ -99,7 +99,7 @@ struct TileFunctions {
   const FunctionProgram* score = nullptr;
   const FunctionProgram* mask = nullptr;
   const Dropout* dropout = nullptr;           ///< null: off
-  const FunctionProgram* captured = nullptr;  ///< of the score function, with gradients; null: not wanted
+  const FunctionProgram* captured = nullptr;  ///< the score function's, with gradients; null: not wanted
 
   /// Words of memory that the programs need together, a multiple of a cache line.
   std::int64_t words = 0;
