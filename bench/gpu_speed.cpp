@@ -45,6 +45,7 @@
 #include "ops/eight_bit/launch.hpp"
 #include "ops/eight_bit/plan.hpp"
 #include "ops/forward/plan.hpp"
+#include "ops/latent/plan.hpp"
 #include "ops/plan_gpu.hpp"
 #include "ops/quantize/launch.hpp"
 #include "ops/run.hpp"

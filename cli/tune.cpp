@@ -247,10 +247,10 @@ void add_tune(CLI::App& app, Command& chosen) {
             "Values of the Config's field " + field + "; default: the planned one")
         ->delimiter(',');
   };
-  const ForwardConfig any_forward;
-  const BackwardConfig any_backward;
-  for_each_field(any_forward, add_field);
-  for_each_field(any_backward, add_field);
+  const auto add_fields = [&](const auto& any) { for_each_field(any, add_field); };
+  add_fields(ForwardConfig{});
+  add_fields(LatentConfig{});
+  add_fields(BackwardConfig{});
   command
       ->add_option("--rounds", options->rules.rounds,
                    "Rounds in which each Config is timed once; the median counts")

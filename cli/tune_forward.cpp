@@ -5,6 +5,7 @@
 #include "ops/decode/plan.hpp"
 #include "ops/forward/launch.hpp"
 #include "ops/forward/plan.hpp"
+#include "ops/latent/plan.hpp"
 #include "ops/plan_gpu.hpp"
 #include "ops/run.hpp"
 #include "tune_course.hpp"
@@ -37,6 +38,8 @@ Candidates<Config> candidates_of(const TuneShape& shape, const std::vector<Field
 template Candidates<ForwardConfig> candidates_of(const TuneShape&, const std::vector<FieldValues>&,
                                                  std::size_t);
 template Candidates<DecodeConfig> candidates_of(const TuneShape&, const std::vector<FieldValues>&,
+                                                std::size_t);
+template Candidates<LatentConfig> candidates_of(const TuneShape&, const std::vector<FieldValues>&,
                                                 std::size_t);
 
 template <typename Config>
@@ -73,5 +76,6 @@ RaceCourse course_of(const TuneShape& s, const std::vector<Config>& configs) {
 }
 template RaceCourse course_of(const TuneShape& s, const std::vector<ForwardConfig>& configs);
 template RaceCourse course_of(const TuneShape& s, const std::vector<DecodeConfig>& configs);
+template RaceCourse course_of(const TuneShape& s, const std::vector<LatentConfig>& configs);
 
 }  // namespace tandem::cli

@@ -31,6 +31,7 @@
 #include "ops/eight_bit/plan.hpp"
 #include "ops/forward/launch.hpp"
 #include "ops/forward/plan.hpp"
+#include "ops/latent/plan.hpp"
 #include "ops/pack/launch.hpp"
 #include "ops/portable_set.hpp"
 #include "ops/quantize/launch.hpp"
@@ -67,6 +68,7 @@ std::vector<Item> items_to_compile() {
   };
   add_forwards(shipped_forward_configs());
   add_forwards(shipped_decode_configs());
+  add_forwards(shipped_latent_configs());
   for (const BackwardConfig& config : shipped_backward_configs()) {
     items.emplace_back(gpu::kernels::backward.name(config), backward_objection(config));
     for (const gpu::KernelSpec* kernel :

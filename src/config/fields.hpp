@@ -9,9 +9,10 @@
 #include "ops/cache/config.hpp"
 #include "ops/decode/config.hpp"
 #include "ops/eight_bit/config.hpp"
-#include "ops/forward/config.hpp"
+#include "ops/latent/config.hpp"
 #include "ops/pack/config.hpp"
 #include "ops/quantize/config.hpp"
+#include "ops/split/config.hpp"
 
 namespace tandem {
 
@@ -172,8 +173,8 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, ForwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, family, key_type, row_scales, wide,
-         v_in_k, pairs, functions] = x;
+  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, family, key_type, row_scales, functions] =
+      x;
   f("tiling", tiling);
   f("stages", stages);
   f("q_stages", q_stages);
@@ -184,9 +185,6 @@ constexpr void for_each_member(T& x, F&& f) {
   f("family", family);
   f("key_type", key_type);
   f("row_scales", row_scales);
-  f("wide", wide);
-  f("v_in_k", v_in_k);
-  f("pairs", pairs);
   f("functions", functions);
 }
 
@@ -210,6 +208,40 @@ constexpr void for_each_member(T& x, F&& f) {
   f("schedule", schedule);
   f("key_type", key_type);
   f("row_scales", row_scales);
+}
+
+template <typename T, typename F>
+requires is<T, LatentSchedule>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [dynamic, split, invariant] = x;
+  f("dynamic", dynamic);
+  f("split", split);
+  f("invariant", invariant);
+}
+
+template <typename T, typename F>
+requires is<T, LatentConfig>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, v_in_k, pairs] = x;
+  f("tiling", tiling);
+  f("stages", stages);
+  f("q_stages", q_stages);
+  f("mask", mask);
+  f("keys", keys);
+  f("transform", transform);
+  f("schedule", schedule);
+  f("v_in_k", v_in_k);
+  f("pairs", pairs);
+}
+
+template <typename T, typename F>
+requires is<T, CombineConfig>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [tiling, keys, invariant, pairs] = x;
+  f("tiling", tiling);
+  f("keys", keys);
+  f("invariant", invariant);
+  f("pairs", pairs);
 }
 
 template <typename T, typename F>

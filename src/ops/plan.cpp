@@ -10,6 +10,7 @@
 #include "ops/eight_bit/plan.hpp"
 #include "ops/forward/plan.hpp"
 #include "ops/functions/plan.hpp"
+#include "ops/latent/plan.hpp"
 #include "ops/plan_gpu.hpp"
 #include "ops/portable_set.hpp"
 #include "problem/mixed.hpp"
@@ -107,8 +108,7 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
     lines.push_back(fmt::format(
         "split_size {}: keys are cut at its multiples; a sequence's bits do not depend on the batch",
         problem.split_size));
-    const auto* config = cuda ? std::get_if<ForwardConfig>(&plan.gpu->config) : nullptr;
-    if (config != nullptr && config->schedule.split) {
+    if (cuda && plan.gpu->work.items > 0) {
       const gpu::WorkDivision& work = plan.gpu->work;
       lines.push_back(work.levels == 0
                           ? fmt::format("the workspace has places for all {} splits", work.items)

@@ -12,6 +12,7 @@
 #include "ops/forward/plan.hpp"
 #include "ops/forward/sm80_plan.hpp"
 #include "ops/functions/plan.hpp"
+#include "ops/latent/plan.hpp"
 #include "ops/portable_set.hpp"
 #include "ops/quantize/plan.hpp"
 #include "ops/steps.hpp"
@@ -76,6 +77,7 @@ gpu::KernelConfig choose_config(const CallFacts& facts) {
         facts.portable.empty() ? choose_sm80_forward_config(facts) : portable_forward_config(facts),
         facts.problem);
   }
+  if (facts.wide_heads) return choose_latent_config(facts);
   if (facts.decodes) return choose_decode_config(facts);
   return with_functions(choose_forward_config(facts), facts.problem);
 }

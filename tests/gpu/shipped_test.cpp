@@ -17,6 +17,7 @@
 #include "ops/decode/plan.hpp"
 #include "ops/eight_bit/plan.hpp"
 #include "ops/forward/plan.hpp"
+#include "ops/latent/plan.hpp"
 #include "ops/portable_set.hpp"
 #include "ops/quantize/plan.hpp"
 
@@ -62,6 +63,7 @@ TEST(Shipped, HoldsEveryConfigOfTheList) {
   };
   has_all(shipped_forward_configs());
   has_all(shipped_decode_configs());
+  has_all(shipped_latent_configs());
 }
 
 TEST(Shipped, HoldsThePortablePart) {
@@ -118,15 +120,28 @@ TEST_P(ShippedForward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedForward, ShippedSet::groups_of(shipped_forward_configs().size()));
 
-class ShippedDecode : public ShippedSet {};
+/// Those of the kernels beside `forward`.
+class ShippedForwards : public ShippedSet {
+ protected:
+  template <typename Config>
+  static void expect_all_fast(const std::vector<Config>& configs) {
+    each(configs, [](const Config& config) {
+      ASSERT_EQ(forward_objection(config), "");
+      expect_fast(kernel_of(config).name(config));
+      if (config.schedule.split) expect_fast(kernels::combine.name(combine_config(config)));
+    });
+  }
+};
+class ShippedDecode : public ShippedForwards {};
 TEST_P(ShippedDecode, HasNoLocalMemory) {
-  each(shipped_decode_configs(), [](const DecodeConfig& config) {
-    ASSERT_EQ(forward_objection(config), "");
-    expect_fast(kernel_of(config).name(config));
-    if (config.schedule.split) expect_fast(kernels::combine.name(combine_config(config)));
-  });
+  expect_all_fast(shipped_decode_configs());
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedDecode, ShippedSet::groups_of(shipped_decode_configs().size()));
+class ShippedLatent : public ShippedForwards {};
+TEST_P(ShippedLatent, HasNoLocalMemory) {
+  expect_all_fast(shipped_latent_configs());
+}
+INSTANTIATE_TEST_SUITE_P(Shipped, ShippedLatent, ShippedSet::groups_of(shipped_latent_configs().size()));
 
 class ShippedEightBit : public ShippedSet {};
 TEST_P(ShippedEightBit, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {

@@ -66,5 +66,16 @@ TEST(SplitsPlan, ScratchDoesNotFollowThePageTable) {
   }
 }
 
+TEST(SplitsPlan, WideHeadsSayTheirPlacesToo) {
+  const Device device{.kind = Device::Kind::cuda, .index = gpu::first_described};
+  ForwardArgs a;
+  a.q = ConstTensor(nullptr, DType::bf16, {8, 1, 64, 576}, device);
+  a.k = ConstTensor(nullptr, DType::bf16, {8, 4096, 1, 576}, device);
+  a.v = ConstTensor(nullptr, DType::bf16, {8, 4096, 1, 512}, device);
+  a.out = Tensor(nullptr, DType::bf16, {8, 1, 64, 512}, device);
+  a.options.split_size = 128;
+  EXPECT_NE(explain(a).find("the workspace has places for all 256 splits"), std::string::npos) << explain(a);
+}
+
 }  // namespace
 }  // namespace tandem

@@ -6,7 +6,7 @@
 
 #include "gpu/kernel_spec.hpp"
 #include "ops/forward/launch.hpp"
-#include "ops/forward/plan.hpp"
+#include "ops/latent/plan.hpp"
 #include "problem/effective.hpp"
 
 namespace tandem {
@@ -41,9 +41,9 @@ TEST(WideHeadsPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
         Problem p = latent(8, 100, v_in_k);
         p.head_dim_qk = qk;
         p.head_dim_v = v;
-        const ForwardConfig c = choose_forward_config(CallFacts(p));
+        const LatentConfig c = choose_latent_config(CallFacts(p));
         ASSERT_EQ(forward_objection(c), "") << qk << " " << v;
-        ASSERT_TRUE(c.wide);
+        ASSERT_TRUE(CallFacts(p).wide_heads);
         ASSERT_EQ(c.v_in_k, v_in_k && v <= qk);
         ASSERT_GE(c.tiling.head_dim_qk, qk);
         ASSERT_GE(c.tiling.head_dim_v, v);
@@ -53,7 +53,7 @@ TEST(WideHeadsPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
 }
 
 TEST(WideHeadsPlan, HeadsOfLatentAttentionAreRowsOfTilesOf64) {
-  const ForwardConfig c = choose_forward_config(CallFacts(latent(128, 1, true)));
+  const LatentConfig c = choose_latent_config(CallFacts(latent(128, 1, true)));
   EXPECT_TRUE(c.tiling.heads_as_rows);
   EXPECT_TRUE(c.schedule.split);
   EXPECT_EQ(c.stages, 2);
@@ -69,7 +69,7 @@ TEST(WideHeadsPlan, HeadsOfLatentAttentionAreRowsOfTilesOf64) {
 /// Tiles of the same keys have a cluster of two CTAs where they are an even number.
 TEST(WideHeadsPlan, TwoTilesOfHeadsThatShareKeysAreAPair) {
   const auto pairs = [](std::int64_t heads, std::int64_t queries) {
-    const ForwardConfig c = choose_forward_config(CallFacts(latent(heads, queries, true)));
+    const LatentConfig c = choose_latent_config(CallFacts(latent(heads, queries, true)));
     EXPECT_EQ(forward_objection(c), "");
     EXPECT_EQ(combine_config(c).pairs, c.pairs);
     EXPECT_EQ(gpu::kernels::forward_wide.block(c).cluster, c.pairs ? 2 : 1);
@@ -82,21 +82,21 @@ TEST(WideHeadsPlan, TwoTilesOfHeadsThatShareKeysAreAPair) {
   EXPECT_FALSE(pairs(64, 1));
   EXPECT_FALSE(pairs(16, 4));
   EXPECT_FALSE(pairs(192, 1)) << "three tiles";
-  EXPECT_FALSE(choose_forward_config(CallFacts(latent(128, 1, false))).pairs)
+  EXPECT_FALSE(choose_latent_config(CallFacts(latent(128, 1, false))).pairs)
       << "two tensors take all shared memory";
   Problem p = latent(128, 1, true);
   p.split_size = 1024;
-  EXPECT_FALSE(choose_forward_config(CallFacts(p)).pairs);
+  EXPECT_FALSE(choose_latent_config(CallFacts(p)).pairs);
   p = latent(128, 1, true);
   p.batch = 1024;
-  EXPECT_FALSE(choose_forward_config(CallFacts(p)).schedule.split);
-  EXPECT_FALSE(choose_forward_config(CallFacts(p)).pairs);
+  EXPECT_FALSE(choose_latent_config(CallFacts(p)).schedule.split);
+  EXPECT_FALSE(choose_latent_config(CallFacts(p)).pairs);
 }
 
 TEST(WideHeadsPlan, SharesOfPairsAreThoseOfClusters) {
   Problem p = latent(128, 1, true);
-  const ForwardConfig c = choose_forward_config(CallFacts(p));
-  ForwardConfig single = c;
+  const LatentConfig c = choose_latent_config(CallFacts(p));
+  LatentConfig single = c;
   single.pairs = false;
   const gpu::WorkDivision one = gpu::divide_work(p, single, 132);
   gpu::WorkDivision two = gpu::divide_work(p, c, 132);
@@ -122,7 +122,7 @@ TEST(WideHeadsPlan, SharesOfPairsAreThoseOfClusters) {
 TEST(WideHeadsPlan, ExplainSaysWhatAClusterDoes) {
   const auto said = [](std::int64_t heads) {
     const CallFacts facts(latent(heads, 1, true));
-    const std::vector<std::string> lines = explain_forward(facts, choose_forward_config(facts));
+    const std::vector<std::string> lines = explain_forward(facts, choose_latent_config(facts));
     return std::ranges::any_of(lines, [](const std::string& line) {
       return line.find("a cluster of two CTAs") != std::string::npos;
     });
@@ -138,18 +138,18 @@ TEST(WideHeadsPlan, AFixedSplitSizeChangesNothingButTheSplits) {
     step.split_size = 1024;
     Problem prefill = latent(128, 3000, v_in_k);
     prefill.split_size = 1024;
-    const ForwardConfig few = choose_forward_config(CallFacts(step));
-    const ForwardConfig many = choose_forward_config(CallFacts(prefill));
-    EXPECT_TRUE(few.wide && few.schedule.invariant && few.schedule.split);
-    EXPECT_TRUE(many.wide && many.schedule.invariant && !many.schedule.split);
+    const LatentConfig few = choose_latent_config(CallFacts(step));
+    const LatentConfig many = choose_latent_config(CallFacts(prefill));
+    EXPECT_TRUE(few.schedule.invariant && few.schedule.split);
+    EXPECT_TRUE(many.schedule.invariant && !many.schedule.split);
     EXPECT_EQ(few.tiling.block_n, many.tiling.block_n);
     EXPECT_EQ(few.v_in_k, many.v_in_k);
-    for (const ForwardConfig& c : {few, many}) EXPECT_EQ(forward_objection(c), "");
+    for (const LatentConfig& c : {few, many}) EXPECT_EQ(forward_objection(c), "");
   }
 }
 
 TEST(WideHeadsPlan, StepsOfLatentAttentionAreShipped) {
-  const std::vector<ForwardConfig> configs = shipped_forward_configs();
+  const std::vector<LatentConfig> configs = shipped_latent_configs();
   for (const bool pages : {false, true}) {
     for (const auto& [heads, queries] : {std::pair<int, int>{128, 1}, {128, 2}, {16, 5}, {64, 2}}) {
       Problem p = latent(heads, queries, true);
@@ -158,7 +158,7 @@ TEST(WideHeadsPlan, StepsOfLatentAttentionAreShipped) {
         p.pages.page_size = 64;
       }
       p.seqused_k.data = &p;
-      const ForwardConfig c = choose_forward_config(CallFacts(p));
+      const LatentConfig c = choose_latent_config(CallFacts(p));
       EXPECT_NE(std::find(configs.begin(), configs.end(), c), configs.end())
           << pages << " " << heads << " " << queries;
     }
@@ -178,29 +178,27 @@ TEST(WideHeadsPlan, ValuesAreInKeysIfAddressAndStridesAre) {
 
 TEST(WideHeadsLegality, NamesTheRuleThatIsBroken) {
   const auto objection = [](auto change) {
-    ForwardConfig c = choose_forward_config(CallFacts(latent(128, 1, true)));
+    LatentConfig c = choose_latent_config(CallFacts(latent(128, 1, true)));
     change(c);
     return forward_objection(c);
   };
   const auto has = [](const std::string& text, const char* part) {
     return text.find(part) != std::string::npos;
   };
-  EXPECT_EQ(objection([](ForwardConfig&) {}), "");
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.wide = false; }), "forward_wide"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.stages = 1; }), "two stages"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.head_dim_v = 448; }), "448"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.block_m = 128; }), "128 x 64"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.schedule.pingpong = true; }), "no ping-pong"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) {
+  EXPECT_EQ(objection([](LatentConfig&) {}), "");
+  EXPECT_TRUE(has(objection([](LatentConfig& c) { c.stages = 1; }), "two stages"));
+  EXPECT_TRUE(has(objection([](LatentConfig& c) { c.tiling.head_dim_v = 448; }), "448"));
+  EXPECT_TRUE(has(objection([](LatentConfig& c) { c.tiling.block_m = 128; }), "128 x 64"));
+  EXPECT_TRUE(has(objection([](LatentConfig& c) {
                     c.mask.causal = false;
                     c.mask.by_sequence = true;
                   }),
                   "takes causal"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.v_in_k = c.pairs = false; }), "shared memory"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.v_in_k = false; }), "pairs of tiles"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.schedule.split = false; }), "pairs of tiles"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.schedule.invariant = true; }), "pairs of tiles"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.heads_as_rows = false; }), "pairs of tiles"));
+  EXPECT_TRUE(has(objection([](LatentConfig& c) { c.v_in_k = c.pairs = false; }), "shared memory"));
+  EXPECT_TRUE(has(objection([](LatentConfig& c) { c.v_in_k = false; }), "pairs of tiles"));
+  EXPECT_TRUE(has(objection([](LatentConfig& c) { c.schedule.split = false; }), "pairs of tiles"));
+  EXPECT_TRUE(has(objection([](LatentConfig& c) { c.schedule.invariant = true; }), "pairs of tiles"));
+  EXPECT_TRUE(has(objection([](LatentConfig& c) { c.tiling.heads_as_rows = false; }), "pairs of tiles"));
 }
 
 }  // namespace

@@ -34,13 +34,14 @@ struct ForwardSchedule {
 constexpr int converted_stages = 2;
 constexpr int converting_warps = 4;
 
-/// The warpgroups of the kernel `forward_wide` that share the columns of O, beside one that scores.
-constexpr int wide_parts = 2;
-
-/// Everything that specialises the forward kernel of either family, or the kernel `forward_wide`. Of the
-/// family sm80 no fields but `stages` count of how tiles are loaded and scheduled: each CTA has one Q, all of
-/// its warps load, and all compute.
+/// Everything that specialises the forward kernel of either family. Of the family sm80 no fields but `stages`
+/// count of how tiles are loaded and scheduled: each CTA has one Q, all of its warps load, and all compute.
+/// Constants answer what shared code asks of the Configs of `decode` and `forward_wide`, too.
 struct ForwardConfig {
+  static constexpr bool v_in_k = false, pairs = false;
+  static constexpr int column_parts = 1;  ///< warpgroups that share the columns of O
+  static constexpr int least_blocks = 1;  ///< of keys, in a share of them
+
   Tiling tiling{};   ///< head dimensions: multiples of 32; block_n: a multiple of 16
   int stages = 2;    ///< K tiles, and V tiles, in flight
   int q_stages = 1;  ///< 2: the next tile's Q comes in while this tile's is still read
@@ -55,11 +56,6 @@ struct ForwardConfig {
   /// K and V have 8 bits: a scale for each key and KV head. K's are factors of the columns of S, V's of its
   /// rows, as these become 16-bit ones (WithRowScales<Params>).
   bool row_scales = false;
-  bool wide = false;    ///< the kernel `forward_wide`, of a tile of 64 rows
-  bool v_in_k = false;  ///< V is the first columns of K, and not loaded; in `forward_wide` alone
-  /// With split, heads as rows and V in K: the CTAs of a cluster of two have two tiles of the same keys, and
-  /// each loads half of these for both.
-  bool pairs = false;
   Functions functions{};  ///< with them every block moves its rows' maxima (WithFunctions<Params>)
 
   constexpr bool operator==(const ForwardConfig&) const = default;
@@ -82,41 +78,22 @@ struct ForwardConfig {
   /// Tiles of K, and of V, that products read.
   [[nodiscard]] constexpr int tile_stages() const { return converts() ? converted_stages : stages; }
   [[nodiscard]] constexpr int consumers() const { return tiling.block_m / 64; }
-  /// CTAs of a cluster, which have one share of the line of key blocks (tile/split.cuh).
-  [[nodiscard]] constexpr int cluster() const { return pairs ? 2 : 1; }
+  [[nodiscard]] static constexpr int cluster() { return 1; }
   /// Warps that read each tile of K, and of V.
   [[nodiscard]] constexpr int warps_of_k() const { return 4 * consumers(); }
-  [[nodiscard]] constexpr int warps_of_v() const { return 4 * (wide ? wide_parts : consumers()); }
+  [[nodiscard]] constexpr int warps_of_v() const { return 4 * consumers(); }
   [[nodiscard]] constexpr int threads() const {
     if (of_sm80()) return 128 * consumers() / units_a_warp();
-    if (wide) return 128 * (wide_parts + 2);
     return 128 * (consumers() + (schedule.specialised ? 1 : 0) + (converts() ? 1 : 0));
   }
   [[nodiscard]] constexpr RegisterSplit registers() const {
     if (of_sm80()) return {.producer = 0, .consumer = 255};
     if (converts()) return split_registers_with_converter(consumers());
-    if (wide) return {.producer = 56, .consumer = 176, .scorer = 104};
     if (schedule.specialised) return split_registers(consumers());
     const int each = registers_at_launch(threads());
     return {.producer = each, .consumer = each};
   }
 };
-
-/// Columns of a product of `forward_wide` with V. A CTA of four warpgroups begins with 128 registers a
-/// thread, for which ptxas refuses wider ones.
-constexpr int wide_product_columns(const ForwardConfig& c) {
-  return c.tiling.head_dim_v / wide_parts % 128 == 0 ? 128 : 64;
-}
-/// Groups of strips of K in which `forward_wide` scores, whether V is in K or a copy of it
-/// (sm90/key_groups.cuh): one, if V has more columns.
-constexpr int key_groups(const ForwardConfig& c) {
-  if (!c.wide || c.tiling.head_dim_v > c.tiling.head_dim_qk) return 1;
-  return c.tiling.head_dim_v / wide_product_columns(c) + (c.tiling.head_dim_qk > c.tiling.head_dim_v ? 1 : 0);
-}
-/// Groups that are loaded by themselves.
-constexpr int loaded_key_groups(const ForwardConfig& c) {
-  return c.v_in_k ? key_groups(c) : 1;
-}
 
 /// Dynamic shared memory of what ForwardLoader fills: the tiles of Q, K and V, those of 8 bits that are
 /// converted, their pairs of 8-byte barriers, `key_rings` of K's, and a ring of two tile numbers.
@@ -137,9 +114,7 @@ constexpr int forward_shared_bytes(const ForwardConfig& c) {
     const int kv_columns = c.tiling.head_dim_qk + c.tiling.head_dim_v;
     return 2 * (c.tiling.block_m * c.tiling.head_dim_qk + c.stages * c.tiling.block_n * kv_columns) + 1024;
   }
-  const int tiles = loaded_shared_bytes(c, loaded_key_groups(c));
-  if (!c.wide) return tiles;
-  return tiles + (c.tiling.block_m * c.tiling.block_n * 2 + 3 * 64 * 4 + 256 + 1023) / 1024 * 1024;
+  return loaded_shared_bytes(c);
 }
 
 /// CTAs of the kernel that an SM holds. Of the family sm80 as many as its registers hold: other SMs have less
@@ -148,35 +123,11 @@ constexpr int ctas_per_sm(const ForwardConfig& c) {
   return c.of_sm80() && c.threads() <= 128 ? 2 : 1;
 }
 
-/// Warps of a CTA of the kernel `combine`, and rows that it merges with a fixed split size, a warp each.
-/// Without one all of its threads merge a row, and a tile has so many CTAs at most: a wide row takes long to
-/// read.
-constexpr int combine_rows = 4;
-constexpr int combine_ctas(const Tiling& t) {
-  return t.head_dim_v > 256 ? 64 : 16;
-}
-
-/// So many of its CTAs an SM holds, which leaves each so many registers: 80 fit beside `decode`.
-constexpr int combine_ctas_per_sm(const ForwardConfig& c) {
-  return c.tiling.head_dim_v > 256 ? 4 : 6;
-}
-
 /// A line of fewer blocks for each CTA that the device holds is short: fewer CTAs share it.
 constexpr int enough_blocks = 8;
 
 /// Partial results that a tile has at most, and so CTAs that may share keys.
 constexpr int combine_parts = 512;
-
-/// Groups of threads of `combine`, each of which adds up some of a row's partial results: a thread has four
-/// columns, or with more than 128 some more.
-constexpr int combine_groups(int head_dim_v) {
-  return head_dim_v <= 32 ? 16 : head_dim_v <= 64 ? 8 : 4;
-}
-/// Without a split size: the weights of all partial results, two numbers of each warp, and each group's O.
-constexpr int combine_shared_bytes(const ForwardConfig& c) {
-  if (c.schedule.invariant) return 0;
-  return 4 * (combine_parts + 2 * combine_rows + combine_groups(c.tiling.head_dim_v) * c.tiling.head_dim_v);
-}
 
 /// What a partial result says of a row: the reference of its exponentials (logarithm to base 2), and their
 /// sum. An LSE has no room for the sum's logarithm beside a far reference. Of a row that has seen nothing but
@@ -209,19 +160,6 @@ constexpr int combine_items = merged_group * merged_group * merged_group;
 /// of groups: O, and four for each thread. `column_parts`: warpgroups that share the columns of O.
 constexpr long long merged_numbers(const Tiling& t, int column_parts = 1) {
   return static_cast<long long>(t.block_m) * (t.head_dim_v + 8 * column_parts);
-}
-
-/// What the kernel `combine` needs of the Config of a kernel with splits.
-constexpr ForwardConfig combine_config(const auto& c) {
-  ForwardConfig combine;
-  combine.tiling = c.tiling;
-  combine.tiling.head_dim_qk = c.tiling.head_dim_v;
-  combine.mask.varlen = true;
-  combine.keys = c.keys;
-  combine.schedule.split = true;
-  combine.schedule.invariant = c.schedule.invariant;
-  combine.pairs = c.pairs;
-  return combine;
 }
 
 struct ForwardParams {

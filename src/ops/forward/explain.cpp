@@ -6,6 +6,7 @@
 #include "ops/forward/launch.hpp"
 #include "ops/forward/plan.hpp"
 #include "ops/forward/sm80_plan.hpp"
+#include "ops/latent/plan.hpp"
 
 namespace tandem {
 namespace {
@@ -14,13 +15,6 @@ constexpr const char* keeps_maxima = "unmasked blocks keep their rows' maxima, a
 constexpr const char* few_rows = "few queries a sequence, and too many tiles, or too few keys, to share them";
 constexpr const char* converted_tiles =
     "k and v of 8 bits: what shared memory holds of them beside the 16-bit tiles that they become";
-
-constexpr const char* halves =
-    "one warpgroup scores 64 rows, and two have half of the columns of v each: one has no registers for all";
-constexpr const char* one_tile =
-    "one warpgroup scores 64 rows, and two have half of the columns of v each; v is the first columns of k, "
-    "and "
-    "one copy serves both products";
 
 }  // namespace
 
@@ -60,28 +54,20 @@ std::vector<std::string> explain_tiles(const CallFacts& facts, const Config& c, 
   }
   return lines;
 }
-template std::vector<std::string> explain_tiles(const CallFacts& facts, const DecodeConfig& config,
-                                                const char* why, const char* maxima);
+template std::vector<std::string> explain_tiles(const CallFacts&, const DecodeConfig&, const char*,
+                                                const char*);
+template std::vector<std::string> explain_tiles(const CallFacts&, const LatentConfig&, const char*,
+                                                const char*);
 
 std::vector<std::string> explain_forward(const CallFacts& facts, const ForwardConfig& c) {
   if (c.of_sm80()) return explain_sm80_forward(facts, c);
-  const char* const why = c.wide                   ? (c.v_in_k ? one_tile : halves)
-                          : c.schedule.invariant   ? (c.schedule.split ? fixed_parts : fixed_tiles)
+  const char* const why = c.schedule.invariant     ? (c.schedule.split ? fixed_parts : fixed_tiles)
                           : c.schedule.split       ? shared_keys
                           : c.tiling.heads_as_rows ? few_rows
                           : c.converts()           ? converted_tiles
                                                    : forward_tile(facts, c).why;
-  const bool moves = c.schedule.invariant || c.wide || c.functions.given();
-  std::vector<std::string> lines = explain_tiles(facts, c, why, moves ? moves_maxima : keeps_maxima);
-  if (c.wide && (c.schedule.split || c.schedule.invariant)) {
-    lines.emplace_back(!c.schedule.invariant ? shared_keys : c.schedule.split ? fixed_parts : fixed_tiles);
-  }
-  if (c.pairs) {
-    lines.emplace_back(
-        "two tiles of heads that share keys have a cluster of two CTAs, each of which loads half of the keys "
-        "for both");
-  }
-  return lines;
+  const bool moves = c.schedule.invariant || c.functions.given();
+  return explain_tiles(facts, c, why, moves ? moves_maxima : keeps_maxima);
 }
 
 }  // namespace tandem

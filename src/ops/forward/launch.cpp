@@ -180,14 +180,6 @@ int levels_of(std::int64_t splits) {
   return levels;
 }
 
-/// Warpgroups that share the columns of O.
-int column_parts_of(const ForwardConfig& config) {
-  return config.wide ? wide_parts : 1;
-}
-int column_parts_of(const DecodeConfig& /*config*/) {
-  return 1;
-}
-
 /// CTAs, or clusters, that the device holds at once, where they share keys no more than `combine` can merge.
 template <typename Config>
 std::int64_t most_ctas(const Config& config, int multiprocessors) {
@@ -205,10 +197,11 @@ struct Sharing {
   std::int64_t few;    ///< for a short line
   std::int64_t least;  ///< blocks of a share
 
-  Sharing(const ForwardConfig& config, int multiprocessors)
-      : most(most_ctas(config, multiprocessors)), few(most), least(config.wide ? 4 : 1) {}
-  Sharing(const DecodeConfig& config, int multiprocessors)
-      : most(most_ctas(config, multiprocessors)), few(multiprocessors), least(2) {}
+  template <typename Config>
+  Sharing(const Config& config, int multiprocessors)
+      : most(most_ctas(config, multiprocessors)),
+        few(std::is_same_v<Config, DecodeConfig> ? multiprocessors : most),
+        least(config.least_blocks) {}
 
   /// Those of a line of `blocks` at most.
   [[nodiscard]] int ctas(std::int64_t blocks) const {
@@ -232,11 +225,10 @@ WorkDivision divide_work(const Problem& p, const Config& config, int multiproces
     constexpr std::int64_t largest = std::int64_t{1} << 30;  // positions are 32-bit numbers
     const std::int64_t split_size = std::min(p.split_size, largest);
     d.split_blocks = as_int(split_size / tiling.block_n);
-    const int column_parts = column_parts_of(config);
     if (!config.schedule.split) {
       d.ctas = ctas_of(tiles);  // each has room for what it has merged
       d.part_outputs =
-          merged_numbers(tiling, column_parts) * d.ctas * levels_of(blocks_of(p.rows_k, split_size));
+          merged_numbers(tiling, config.column_parts) * d.ctas * levels_of(blocks_of(p.rows_k, split_size));
       return d;
     }
     // How many splits are in use the device knows alone. The places are as many as all of its CTAs need, and
@@ -254,7 +246,7 @@ WorkDivision divide_work(const Problem& p, const Config& config, int multiproces
     d.part_rows = as_int(blocks_of(rows.to_merge(p), combine_rows) * combine_rows);
     const std::int64_t kept = std::int64_t{d.ctas} * d.levels;
     d.part_outputs = (items + kept) * d.part_rows * tiling.head_dim_v;
-    d.part_sums = (items + kept * column_parts) * d.part_rows;
+    d.part_sums = (items + kept * config.column_parts) * d.part_rows;
     if (most_items(p, tiling, split_size) > 1) d.combine_ctas = tiles * (d.part_rows / combine_rows) + 1;
   } else if (config.schedule.split) {
     const std::int64_t blocks = std::max<std::int64_t>(1, blocks_of(p.rows_k, tiling.block_n));
@@ -281,6 +273,7 @@ WorkDivision divide_work(const Problem& p, const Config& config, int multiproces
 }
 template WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int multiprocessors);
 template WorkDivision divide_work(const Problem& p, const DecodeConfig& config, int multiprocessors);
+template WorkDivision divide_work(const Problem& p, const LatentConfig& config, int multiprocessors);
 
 std::int64_t forward_tile_count(const Problem& p, const Tiling& tiling) {
   const TileRows rows(p, tiling);
@@ -325,7 +318,7 @@ BlockShape forward_block(const KernelConfig& config) {
 }
 BlockShape combine_block(const KernelConfig& config) {
   return {.threads = 32 * combine_rows,
-          .shared_bytes = combine_shared_bytes(std::get<ForwardConfig>(config))};
+          .shared_bytes = combine_shared_bytes(std::get<CombineConfig>(config))};
 }
 
 }  // namespace tandem::gpu

@@ -116,8 +116,10 @@ inline constexpr KernelSpec list_blocks{.header = "ops/functions/common/block_li
 
 /// The main kernel of the forward pass.
 inline const KernelSpec& kernel_of(const ForwardConfig& config) {
-  if (config.of_sm80()) return kernels::sm80_forward;
-  return config.wide ? kernels::forward_wide : kernels::forward;
+  return config.of_sm80() ? kernels::sm80_forward : kernels::forward;
+}
+inline const KernelSpec& kernel_of(const LatentConfig& /*config*/) {
+  return kernels::forward_wide;
 }
 inline const KernelSpec& kernel_of(const DecodeConfig& /*config*/) {
   return kernels::decode;

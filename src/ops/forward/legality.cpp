@@ -4,12 +4,11 @@
 #include "ops/decode/plan.hpp"
 #include "ops/forward/plan.hpp"
 #include "ops/forward/sm80_plan.hpp"
+#include "ops/latent/plan.hpp"
 
 namespace tandem {
 
 int forward_registers(const ForwardConfig& c) {
-  // Other warpgroups have the scores.
-  if (c.wide) return c.tiling.head_dim_v / wide_parts / 2 + forward_other_registers;
   return c.tiling.head_dim_v / 2 + c.tiling.block_n / 2 + c.tiling.block_n / 4 + forward_other_registers;
 }
 
@@ -17,45 +16,10 @@ int forward_register_limit(const ForwardConfig& c) {
   return c.registers().consumer;
 }
 
-namespace {
-
-/// Of the kernel `forward_wide`, and of what it alone does.
-std::string wide_objection(const ForwardConfig& c) {
-  if (!c.wide) return c.v_in_k || c.pairs ? "v_in_k and pairs take the kernel forward_wide" : "";
-  if (c.tiling.head_dim_qk % 64 != 0 || c.tiling.head_dim_v % (64 * wide_parts) != 0) {
-    return fmt::format(
-        "head dimensions {} and {} are not multiples of 64 and {}: warpgroups divide the columns "
-        "of v by 64",
-        c.tiling.head_dim_qk, c.tiling.head_dim_v, 64 * wide_parts);
-  }
-  if (c.tiling.head_dim_v / wide_parts > 256)
-    return fmt::format("head_dim_v {} is more than {}, of which two warpgroups have half each",
-                       c.tiling.head_dim_v, 256 * wide_parts);
-  if (c.v_in_k && (c.stages < 2 || c.tiling.head_dim_v > c.tiling.head_dim_qk))
-    return "v_in_k takes two stages, and a v no wider than k";
-  if (c.pairs && (!c.v_in_k || !c.schedule.split || c.schedule.invariant || !c.tiling.heads_as_rows))
-    return "pairs of tiles take v_in_k, heads as rows, and split without a split size";
-  if (c.tiling.block_m != 64 || c.tiling.block_n % (16 * wide_parts) != 0 || c.tiling.block_n > 64)
-    return fmt::format("a tile of {} x {} is not of 64 rows and 32 or 64 keys", c.tiling.block_m,
-                       c.tiling.block_n);
-  if (!c.schedule.specialised || c.schedule.pingpong || c.converts())
-    return "wide heads take a producer warp, no ping-pong and 16-bit keys";
-  return {};
-}
-
-bool is_wide(const ForwardConfig& c) {
-  return c.wide;
-}
-bool is_wide(const DecodeConfig& /*c*/) {
-  return false;
-}
-
-}  // namespace
-
 template <typename Config>
 std::string tiles_objection(const Config& c) {
   for (const int head_dim : {c.tiling.head_dim_qk, c.tiling.head_dim_v}) {
-    if (!is_wide(c) && (head_dim < 32 || head_dim > 256 || head_dim % 32 != 0)) {
+    if (!std::is_same_v<Config, LatentConfig> && (head_dim < 32 || head_dim > 256 || head_dim % 32 != 0)) {
       return fmt::format("head_dim {} is not a multiple of 32 from 32 to 256", head_dim);
     }
   }
@@ -85,10 +49,10 @@ std::string tiles_objection(const Config& c) {
   return {};
 }
 template std::string tiles_objection(const DecodeConfig& config);
+template std::string tiles_objection(const LatentConfig& config);
 
 std::string forward_objection(const ForwardConfig& c) {
   if (c.of_sm80()) return sm80_forward_objection(c, hopper_shared_bytes_per_sm);
-  if (std::string objection = wide_objection(c); !objection.empty()) return objection;
   if (c.tiling.block_m < 64 || c.tiling.block_m > 192 || c.tiling.block_m % 64 != 0) {
     return fmt::format("block_m {} is not 64, 128 or 192: one to three warpgroups of 64 rows",
                        c.tiling.block_m);

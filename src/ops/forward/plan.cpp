@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ops/decode/config.hpp"
+#include "ops/latent/config.hpp"
 #include "plan/padded.hpp"
 #include "problem/mixed.hpp"
 #include "tandem/error.hpp"
@@ -49,14 +50,6 @@ constexpr ForwardTileLine tiles[] = {
     {256, 256, true, 0, 0, 128, 64, 2, 1, true, false, false, diagonal},
 };
 
-/// As many stages as shared memory holds: what is in flight hides the latency of global memory.
-ForwardConfig with_most_stages(ForwardConfig c, int least = 1, int most = 8) {
-  c.stages = least;
-  while (c.stages < most && forward_objection(c).empty()) ++c.stages;
-  if (!forward_objection(c).empty()) --c.stages;
-  return c;
-}
-
 /// Head dimensions of 8-bit keys are padded to 64, or to 128 where they are in pages of single rows: the keys
 /// of a block are to be as many in both cases.
 constexpr int converted_unit = 128;
@@ -90,35 +83,6 @@ ForwardConfig with_fixed_splits(ForwardConfig c, const CallFacts& facts) {
     c.schedule = {.pingpong = false, .split = true, .invariant = true};
   }
   return with_most_stages(c);
-}
-
-/// Whether clusters of two CTAs take two tiles of heads that share keys. Each key then crosses from the L2
-/// once for both, and is there earlier (docs/kernels/wide-heads.md).
-bool takes_pairs(const ForwardConfig& c, const CallFacts& facts) {
-  if (!c.v_in_k || !c.schedule.split || c.schedule.invariant || !c.tiling.heads_as_rows) return false;
-  const Problem& p = facts.problem;
-  return facts.head_rows.tile_heads(p) / p.heads_kv % 2 == 0;
-}
-
-/// The kernel `forward_wide`. Products take 64 columns at a time, and a warpgroup half of those of V, which
-/// K's tile has to hold where V is in it. Its blocks have 64 keys and move their rows' maxima in any case:
-/// with a fixed split size nothing else changes.
-ForwardConfig with_wide_heads(ForwardConfig c, const CallFacts& facts, bool shared) {
-  const Problem& p = facts.problem;
-  c.wide = true;
-  c.v_in_k = facts.values_in_keys;
-  c.tiling.head_dim_qk = padded(p.head_dim_qk, 64);
-  c.tiling.head_dim_v = padded(p.head_dim_v, 64 * wide_parts);
-  if (c.v_in_k) c.tiling.head_dim_qk = std::max(c.tiling.head_dim_qk, c.tiling.head_dim_v);
-  c.tiling.block_m = few;
-  c.tiling.block_n = 64;
-  c.mask.varlen = c.mask.varlen || shared || c.tiling.heads_as_rows;
-  c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
-  const bool unequal = (c.mask.causal || c.mask.local) && !c.tiling.heads_as_rows;
-  c.schedule = {
-      .dynamic = !shared && unequal, .pingpong = false, .split = shared, .invariant = p.split_size > 0};
-  c.pairs = takes_pairs(c, facts);
-  return with_most_stages(c, c.v_in_k ? 2 : 1, 4);
 }
 
 /// Whole tiles on 8-bit keys.
@@ -191,11 +155,13 @@ Config wanted_of(const CallFacts& facts) {
   c.transform = p.softcap > 0.0F ? ScoreTransform::softcap
                 : p.scale > 0.0F ? ScoreTransform::raw
                                  : ScoreTransform::scaled;
-  if (p.mixed()) {
-    c.key_type = p.k.dtype == DType::e4m3 ? OperandType::e4m3 : OperandType::s8;
-    c.row_scales = has_row_scales(p);
-    // The scale of K, which the device knows, may have any sign.
-    if (c.transform == ScoreTransform::raw) c.transform = ScoreTransform::scaled;
+  if constexpr (requires { c.row_scales = true; }) {
+    if (p.mixed()) {
+      c.key_type = p.k.dtype == DType::e4m3 ? OperandType::e4m3 : OperandType::s8;
+      c.row_scales = has_row_scales(p);
+      // The scale of K, which the device knows, may have any sign.
+      if (c.transform == ScoreTransform::raw) c.transform = ScoreTransform::scaled;
+    }
   }
   c.keys = p.pages.given() ? (p.leftpad_k.given() ? KeySource::padded_pages : KeySource::pages)
            : p.of_cache()  ? KeySource::entries
@@ -206,44 +172,16 @@ Config wanted_of(const CallFacts& facts) {
 }
 template ForwardConfig wanted_of(const CallFacts& facts);
 template DecodeConfig wanted_of(const CallFacts& facts);
+template LatentConfig wanted_of(const CallFacts& facts);
 
 ForwardConfig choose_forward_config(const CallFacts& facts) {
   const auto c = wanted_of<ForwardConfig>(facts);
   const bool shared = facts.shares_keys;
-  if (facts.wide_heads) return with_wide_heads(c, facts, shared);
   if (facts.problem.split_size > 0) return with_fixed_splits(c, facts);
   if (shared || c.tiling.heads_as_rows) return with_few_queries(c, shared);
   if (c.converts()) return with_converted_keys(c, facts);
   return with_tile(c, forward_tile(facts, c));
 }
-
-namespace {
-
-/// Latent attention of DeepSeek's dimensions, in bf16: query heads are rows, and V is in K. 128 of them are
-/// pairs of tiles, which calls that share keys take; 64, of several queries, are not.
-void add_shipped_latent_configs(std::vector<ForwardConfig>& configs) {
-  struct Kind {
-    int heads;
-    bool shared;
-  };
-  for (const KeySource keys : {KeySource::rows, KeySource::pages}) {
-    for (const Kind& kind : {Kind{64, false}, Kind{64, true}, Kind{128, true}}) {
-      ForwardConfig c;
-      c.keys = keys;
-      c.mask.varlen = true;
-      c.tiling.heads_as_rows = true;
-      Problem p;
-      p.heads_q = kind.heads;
-      p.heads_kv = 1;
-      p.rows_q = 1;
-      p.head_dim_qk = max_gpu_wide_head_dim_qk;
-      p.head_dim_v = max_gpu_wide_head_dim_v;
-      configs.push_back(with_wide_heads(c, CallFacts(p), kind.shared));
-    }
-  }
-}
-
-}  // namespace
 
 std::vector<ForwardConfig> shipped_forward_configs() {
   struct Head {
@@ -287,7 +225,6 @@ std::vector<ForwardConfig> shipped_forward_configs() {
     c.tiling.heads_as_rows = true;
     for (const bool shared : {false, true}) configs.push_back(with_few_queries(c, shared));
   });
-  add_shipped_latent_configs(configs);
   return configs;
 }
 

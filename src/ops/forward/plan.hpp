@@ -74,6 +74,15 @@ Config wanted_of(const CallFacts& facts);
 template <typename Config>
 std::string tiles_objection(const Config& config);
 
+/// A Config with as many stages as shared memory holds: what is in flight hides the latency of global memory.
+template <typename Config>
+Config with_most_stages(Config c, int least = 1, int most = 8) {
+  c.stages = least;
+  while (c.stages < most && forward_objection(c).empty()) ++c.stages;
+  if (!forward_objection(c).empty()) --c.stages;
+  return c;
+}
+
 /// Calls f with Configs of steps of generation that are shipped: from rows and from pages, of 16 bits and of
 /// e4m3, without heads as rows.
 template <typename Config, typename F>

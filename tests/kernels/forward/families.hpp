@@ -16,7 +16,7 @@ template <auto config>
 constexpr auto kernel_for() {
   if constexpr (std::is_same_v<decltype(config), const DecodeConfig>) {
     return &tandem::decode<config>;
-  } else if constexpr (config.wide) {
+  } else if constexpr (std::is_same_v<decltype(config), const LatentConfig>) {
     return &tandem::forward_wide<config>;
   } else {
     return &tandem::forward<config>;
@@ -39,9 +39,13 @@ constexpr EmulatedForward emulated() {
   }
 }
 
-template <auto... configs>
-requires(requires { configs.keys; } &&
-         ...) constexpr std::array<EmulatedForward, sizeof...(configs)> emulate() {
+template <typename Config>
+concept LooksForKeys = requires(Config config) {
+  config.keys;
+};
+
+template <LooksForKeys auto... configs>
+constexpr std::array<EmulatedForward, sizeof...(configs)> emulate() {
   return {emulated<configs>()...};
 }
 

@@ -5,8 +5,8 @@
 namespace tandem::kernel_tests {
 namespace {
 
-constexpr ForwardConfig halves(Element element, int head_dim_qk, int head_dim_v, KeySource keys, bool split,
-                               ScoreTransform transform = ScoreTransform::raw) {
+constexpr LatentConfig halves(Element element, int head_dim_qk, int head_dim_v, KeySource keys, bool split,
+                              ScoreTransform transform = ScoreTransform::raw) {
   return {.tiling = {.element = element,
                      .head_dim_qk = head_dim_qk,
                      .head_dim_v = head_dim_v,
@@ -17,24 +17,23 @@ constexpr ForwardConfig halves(Element element, int head_dim_qk, int head_dim_v,
           .mask = {.causal = true, .local = true, .varlen = true},
           .keys = keys,
           .transform = transform,
-          .schedule = {.pingpong = false, .split = split},
-          .wide = true};
+          .schedule = {.split = split}};
 }
 
-constexpr ForwardConfig in_k(ForwardConfig c, int stages = 2) {
+constexpr LatentConfig in_k(LatentConfig c, int stages = 2) {
   c.stages = stages;
   c.v_in_k = true;
   return c;
 }
 
 /// Of two tiles a cluster.
-constexpr ForwardConfig in_pairs(ForwardConfig c) {
+constexpr LatentConfig in_pairs(LatentConfig c) {
   c.pairs = true;
   return c;
 }
 
 /// Of calls without lengths, whose tiles come from a counter.
-constexpr ForwardConfig dense(ForwardConfig c, bool causal) {
+constexpr LatentConfig dense(LatentConfig c, bool causal) {
   c.mask = {.causal = causal};
   c.schedule.dynamic = causal;
   return c;
@@ -56,7 +55,7 @@ std::span<const EmulatedForward> wide_heads_forwards() {
               in_k(halves(Element::f16, 192, 128, KeySource::padded_pages, true, ScoreTransform::scaled)),
               in_k(halves(Element::bf16, 128, 128, KeySource::entries, false)),
               dense(in_k(halves(Element::bf16, 192, 128, KeySource::rows, false)), true),
-              [](ForwardConfig c) {
+              [](LatentConfig c) {
                 c.stages = 2;
                 return c;
               }(halves(Element::bf16, 64, 128, KeySource::rows, false)),

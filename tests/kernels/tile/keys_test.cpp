@@ -90,8 +90,8 @@ TEST(TilePages, PlacesAreThoseOfTheTable) {
 /// Every strip of K is in one group, and what a product reads of V is a group of its own.
 template <int head_dim_qk, int head_dim_v>
 void expect_groups_to_cover() {
-  constexpr ForwardConfig config{
-      .tiling = {.head_dim_qk = head_dim_qk, .head_dim_v = head_dim_v}, .wide = true, .v_in_k = true};
+  constexpr LatentConfig config{.tiling = {.head_dim_qk = head_dim_qk, .head_dim_v = head_dim_v},
+                                .v_in_k = true};
   using Groups = KeyGroups<config>;
   std::vector<int> times(head_dim_qk / Groups::strip);
   for (int g = 0; g < Groups::count; ++g) {

@@ -5,7 +5,7 @@
 // for as a whole.
 #pragma once
 
-#include "ops/forward/config.hpp"
+#include "ops/latent/config.hpp"
 #include "ptx/tma.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/select.cuh"
@@ -14,7 +14,7 @@ namespace tandem {
 
 /// The groups in the order in which they are loaded and scored, which is that in which they become free: what
 /// is not V, then the columns of each warpgroup's first product with P, then those of its next.
-template <ForwardConfig C>
+template <LatentConfig C>
 struct KeyGroups {
   static constexpr int strip = 64;  ///< columns
   static constexpr int columns = C.tiling.head_dim_v / wide_parts;
@@ -85,7 +85,7 @@ struct EverySecondStripOf {
 };
 
 /// Group `g` as what a CTA loads of it.
-template <ForwardConfig C, typename Tile, int g>
+template <LatentConfig C, typename Tile, int g>
 using KeyStrips =
     typename Select<C.pairs, EverySecondStripOf<Tile, KeyGroups<C>::first_strip(g), KeyGroups<C>::strips(g)>,
                     StripsOf<Tile, KeyGroups<C>::first_strip(g), KeyGroups<C>::strips(g)>>::type;

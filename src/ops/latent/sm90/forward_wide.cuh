@@ -7,8 +7,8 @@
 // docs/kernels/wide-heads.md has the arithmetic.
 #pragma once
 
-#include "ops/forward/config.hpp"
 #include "ops/forward/sm90/forward_producer.cuh"
+#include "ops/latent/config.hpp"
 #include "ptx/barrier.cuh"
 #include "ptx/registers.cuh"
 #include "tile/logits.cuh"
@@ -27,7 +27,7 @@ struct WideTile {
   bool exists;
 };
 
-template <ForwardConfig C>
+template <LatentConfig C>
 struct WideShared {
   using ScoreTile = tile::SharedTile<64, C.tiling.block_n>;
 
@@ -55,7 +55,7 @@ struct WideShared {
 // ---- Scores ----
 
 /// The warpgroup that scores.
-template <ForwardConfig C>
+template <LatentConfig C>
 struct WideScorer {
   using Shared = WideShared<C>;
   using Groups = KeyGroups<C>;
@@ -193,7 +193,7 @@ struct WideScorer {
 // ---- Output ----
 
 /// One of the warpgroups that have O, each some of its columns.
-template <ForwardConfig C>
+template <LatentConfig C>
 struct WideOutput {
   using Shared = WideShared<C>;
   /// What V is in: a tile of K, whose first columns it is, or one of its own.
@@ -342,7 +342,7 @@ struct WideOutput {
 
 // ---- Entry ----
 
-template <ForwardConfig C>
+template <LatentConfig C>
 TANDEM_KERNEL __launch_bounds__(C.threads(), 1)
     forward_wide(const __grid_constant__ ForwardKernelParams<C> p) {
   static_assert(sizeof(WideShared<C>) == forward_shared_bytes(C));

@@ -4,7 +4,7 @@
 // fixed split size parts are merged in the order of tile/part_merge.cuh instead, by one warp a row.
 #pragma once
 
-#include "ops/forward/config.hpp"
+#include "ops/split/config.hpp"
 #include "ptx/barrier.cuh"
 #include "tile/mask.cuh"
 #include "tile/output.cuh"
@@ -42,7 +42,7 @@ TANDEM_DEVICE void store_combined(tile::Output<T>& output, const tile::TileIndex
 }
 
 /// What the threads of a CTA exchange: the weight of each partial result, and O of each group of threads.
-template <ForwardConfig C>
+template <CombineConfig C>
 struct CombineShared {
   static constexpr int warps = combine_rows;
   float weights[combine_parts];
@@ -55,7 +55,7 @@ struct CombineShared {
 /// second one where clusters of two have shares. The CTA's threads form groups, of which group g adds up
 /// partial results g, g + groups, g + 2 * groups and so on; then the groups' sums are added. So many loads
 /// are under way at once that they take hardly longer than one.
-template <ForwardConfig C>
+template <CombineConfig C>
 struct CombineRow {
   static constexpr int threads = combine_rows * warp_size;
   static constexpr int head_dim = C.tiling.head_dim_v;
@@ -208,7 +208,7 @@ struct MergedRow {
 
 /// One row of a tile of a call with a fixed split size, whose parts are [first, first + count); in its
 /// sequence the first of them has the number `number`.
-template <ForwardConfig C>
+template <CombineConfig C>
 TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileIndex& t,
                                     const tile::TileRow& own, int row, u32 first, u32 count, u32 number) {
   constexpr int vectors = (C.tiling.head_dim_v + 127) / 128;  // of four columns, a lane
@@ -253,7 +253,7 @@ TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileInde
 
 /// Merges a row of a tile of such a call, whose parts are items [start, start + cost) of the line. False if
 /// there is no such tile.
-template <ForwardConfig C>
+template <CombineConfig C>
 TANDEM_DEVICE bool combine_splits(const ForwardParams& p, u32 number, int row) {
   tile::SplitLine<C.tiling, C.keys, true> line{p};
   if (p.split_levels > 0) line.set_grain();
@@ -275,7 +275,7 @@ TANDEM_DEVICE bool combine_splits(const ForwardParams& p, u32 number, int row) {
 }
 
 /// Merges every `groups`-th row of a tile, from row `group` on, if CTAs have shared its keys.
-template <ForwardConfig C>
+template <CombineConfig C>
 TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group, u32 groups) {
   static_assert(sizeof(CombineShared<C>) == combine_shared_bytes(C));
   auto& shared = *reinterpret_cast<CombineShared<C>*>(ptx::dynamic_shared());
@@ -309,15 +309,15 @@ TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group,
 /// for each combine_rows of them. CTAs are small, so that they wait beside those of the kernel before, whose
 /// end they need, with the search for their tile behind them. One more CTA only waits for that kernel, since
 /// those whose tile is written already do not: what waits for this grid's end sees what both have written.
-template <ForwardConfig C>
+template <CombineConfig C>
 TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, combine_ctas_per_sm(C))
     combine(const __grid_constant__ ForwardParams p) {
   if (ptx::block_index() + 1 == ptx::grid_size()) return ptx::wait_for_previous_grid();
   const u32 rows = static_cast<u32>(p.part_rows);
-  const u32 groups = C.schedule.invariant ? rows / combine_rows : static_cast<u32>(p.split_blocks);
+  const u32 groups = C.invariant ? rows / combine_rows : static_cast<u32>(p.split_blocks);
   u32 number = ptx::block_index() / groups;
   const u32 group = ptx::block_index() - number * groups;
-  if constexpr (C.schedule.invariant) {
+  if constexpr (C.invariant) {
     // Sequences that overlap may have more tiles than the grid has CTAs for: the last ones merge the rest.
     const bool last = p.packed_q && ptx::block_index() + groups + 1 >= ptx::grid_size();
     const int row = static_cast<int>(group * combine_rows + ptx::thread_index() / warp_size);
