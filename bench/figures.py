@@ -247,7 +247,7 @@ def speed() -> str:
     """README's choice."""
     forward, backward, eight = (grid()[i].figures() for i in (0, 6, 8))
     return (
-        f"On an H200 the forward pass in bf16 has {forward[0]} of the rate of the fastest of the three peers "
+        f"On an H200 the forward pass in bf16 has {forward[0]} of the rate of the fastest peer "
         f"in the mean, {forward[1]} to {forward[2]} by cell; the backward pass {backward[0]} ({backward[1]} "
         f"to {backward[2]}), and forward on e4m3 tensors {eight[0]} of FA3's. On two cores of an AMD EPYC "
         f"forward in bf16 has {cpu()[1].figures()[0]} times PyTorch's rate."

@@ -89,11 +89,11 @@ def windows(document: Document) -> list[str]:
 def sustained(document: Document) -> list[str]:
     rows = (
         [c["head_dim"], mask_of(c)]
-        + [f"{c['tflops'][name]:.1f}" for name in ("tandem", "fa3", "cudnn", "gemm")]
-        + [ratio(of(c, "fa3"), 3)]
+        + [f"{c['tflops'][name]:.1f}" for name in ("tandem", "fa3", "cudnn")]
+        + [ratio(of(c, "fa3"), 3), ratio(c["joules"]["tandem"] / c["joules"]["fa3"], 3)]
         for c in document["sustained"]
     )
-    return right(["head_dim", "mask", "Tandem", "FA3", "cuDNN", "GEMM", "of FA3"], rows)
+    return right(["head_dim", "mask", "Tandem", "FA3", "cuDNN", "of FA3", "joules, of FA3's"], rows)
 
 
 def decode_beside_fa3(document: Document) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ SPEED: Lines = {
     "tandem": ("Tandem", "#1f5fbf", "-"),
     "fa3": ("FlashAttention-3", "#d1495b", "-"),
     "cudnn": ("cuDNN", "#6c8a3a", "-"),
-    "fa2": ("FlashAttention-2", "#9aa0a6", "-"),
 }
 FP8: Lines = {
     "tandem": ("Tandem, e4m3", "#1f5fbf", "-"),
@@ -44,7 +44,7 @@ def drawings() -> dict[str, tuple[list[dict[str, Any]], Lines]]:
         cell["tflops"]["bf16"] = wide["tflops"]["tandem"]
     causal = [cell for cell in document["forward"] if cell["causal"]]
     return {
-        "readme": (causal, {line: SPEED[line] for line in ("tandem", "fa3", "cudnn")}),
+        "readme": (causal, SPEED),
         "forward": (document["forward"], SPEED),
         "backward": (document["backward"], SPEED),
         "fp8": (document["fp8"], FP8),
@@ -54,7 +54,7 @@ def drawings() -> dict[str, tuple[list[dict[str, Any]], Lines]]:
 def draw(cells: list[dict[str, Any]], lines: Lines, path: Path) -> None:
     head_dims = sorted({cell["head_dim"] for cell in cells})
     masks = sorted({cell["causal"] for cell in cells})
-    top = max(cell["tflops"][line] for cell in cells for line in lines)
+    top = max(cell["tflops"].get(line, 0) for cell in cells for line in lines)
     figure, axes = plt.subplots(
         len(masks),
         len(head_dims),
@@ -83,7 +83,7 @@ def draw(cells: list[dict[str, Any]], lines: Lines, path: Path) -> None:
 def panel(axis: Any, cells: list[dict[str, Any]], lines: Lines) -> None:
     places = range(len(cells))
     for line, (label, colour, dash) in lines.items():
-        speeds = [cell["tflops"][line] for cell in cells]
+        speeds = [cell["tflops"].get(line, math.nan) for cell in cells]
         axis.plot(places, speeds, dash, color=colour, label=label, marker="o", markersize=3, linewidth=1.4)
     axis.set_xticks(places, [str(cell["seqlen"]) for cell in cells], fontsize=7)
     axis.tick_params(axis="y", labelsize=7)
