@@ -224,7 +224,7 @@ class TANDEM_API FunctionBuilder {
   void expect_own(const Expression& x, const char* what) const;
   Expression constant(FunctionType type, double value);
   Expression add(const FunctionNode& node);
-  [[nodiscard]] std::uint32_t judged(std::span<const int> differentiated) const;
+  [[nodiscard]] std::uint32_t validated(std::span<const int> differentiated) const;
   [[nodiscard]] Function finish(Function::Kind kind, Expression result, std::int16_t slope,
                                 std::span<const FunctionGradient> gradients = {}) const;
   std::shared_ptr<const MaskWindow> window_of(Expression visible);

@@ -20,7 +20,7 @@ namespace tandem::python {
 namespace {
 
 // Reads a value of Python's own; false of any other. What can be made into one is the Python layer's to
-// judge: a tensor may require a gradient, which a float would drop without a word.
+// validate: a tensor may require a gradient, which a float would drop without a word.
 bool read(nb::handle value, float& place) {
   if (!PyFloat_Check(value.ptr()) && !PyLong_Check(value.ptr())) return false;
   place = static_cast<float>(PyFloat_AsDouble(value.ptr()));

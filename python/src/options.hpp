@@ -16,7 +16,7 @@ struct Functions {
   std::shared_ptr<const Function> score, mask;
 };
 
-/// What tandem._call.Call hands over, so that one place judges its types.
+/// What tandem._call.Call hands over, so that one place validates its types.
 struct Options {
   AttentionOptions attention;
   Execution execution;  ///< what of it is an option

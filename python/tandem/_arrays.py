@@ -263,7 +263,7 @@ def expect(name: str, array: Any, library: Library, first: str = "q") -> None:
 INTEGERS = ("int32", "int64")
 
 
-def judge_tensor(name: str, t: Any, q: Any, shape: Sequence[int | str], *dtypes: str) -> None:
+def validate_tensor(name: str, t: Any, q: Any, shape: Sequence[int | str], *dtypes: str) -> None:
     """An error unless the argument `name` is a PyTorch tensor on the device of q, of one of these dtypes and
     of this shape, in which a word stands for any size."""
     if not is_torch(t):

@@ -83,7 +83,7 @@ class Call:
 
     def options(self) -> _core.Options:
         """The options as C++ takes them; an error that names the first of another type."""
-        options = self._judged_options()
+        options = self._validated_options()
         if self.sm_limit != 0:
             sms("sm_limit", self.sm_limit)
         if self.functions is not None:
@@ -94,14 +94,14 @@ class Call:
             options.set_dropout_places(_core.Tensor(*layout))
         return options
 
-    def _judged_options(self) -> _core.Options:
+    def _validated_options(self) -> _core.Options:
         try:
             return _core.Options(_values(self))
         except TypeError:
             plain = self.plain()
         try:
             return _core.Options(_values(plain))
-        except TypeError as error:  # plain() has judged all but seeds and numbers out of range
+        except TypeError as error:  # plain() has validated all but seeds and numbers out of range
             name = str(error)
             raise misfit(name, getattr(self, name)) from None
 

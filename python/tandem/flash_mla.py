@@ -94,21 +94,23 @@ def flash_mla_with_kvcache(
       As `tandem.attention`. There are no gradients.
     """
     _flash.only_tensors(q=q, k_cache=k_cache)
-    _arrays.judge_tensor("q", q, q, ("batch", "seqlen_q", "heads_q", "head_dim"), *_WIDE)
+    _arrays.validate_tensor("q", q, q, ("batch", "seqlen_q", "heads_q", "head_dim"), *_WIDE)
     causal, fp8 = _call.flag("causal", causal), _call.flag("is_fp8_kvcache", is_fp8_kvcache)
     if (extra_k_cache is None) != (extra_indices_in_kvcache is None):
         raise InvalidArgumentError(
             "extra_k_cache and extra_indices_in_kvcache go together; pass both, or neither"
         )
-    _judge_caches(q, head_dim_v, fp8, k_cache=k_cache, extra_k_cache=extra_k_cache)
-    _judge_indices(q, indices=indices, topk_length=topk_length)
-    _judge_indices(q, extra_indices_in_kvcache=extra_indices_in_kvcache, extra_topk_length=extra_topk_length)
+    _validate_caches(q, head_dim_v, fp8, k_cache=k_cache, extra_k_cache=extra_k_cache)
+    _validate_indices(q, indices=indices, topk_length=topk_length)
+    _validate_indices(
+        q, extra_indices_in_kvcache=extra_indices_in_kvcache, extra_topk_length=extra_topk_length
+    )
     if attn_sink is not None:
-        _arrays.judge_tensor("attn_sink", attn_sink, q, (q.shape[2],), "float32")
+        _arrays.validate_tensor("attn_sink", attn_sink, q, (q.shape[2],), "float32")
     options: dict[str, Any] = {"scale": softmax_scale, "split_size": split_size}
     options["return_lse"] = True
     if indices is None:
-        _judge_table(q, block_table, cache_seqlens)
+        _validate_table(q, block_table, cache_seqlens)
         of_rows = options | {"causal": causal}
         out, lse = _dense(q, k_cache, block_table, cache_seqlens, head_dim_v, fp8, of_rows)
     else:
@@ -127,18 +129,18 @@ def flash_mla_with_kvcache(
     return out, lse.masked_fill(lse == -torch.inf, torch.inf)
 
 
-def _judge_caches(q: Tensor, head_dim_v: Any, fp8: bool, **caches: Any) -> None:
-    _derivatives.judge_unrecorded("flash_mla.flash_mla_with_kvcache", {"q": q, **caches})
+def _validate_caches(q: Tensor, head_dim_v: Any, fp8: bool, **caches: Any) -> None:
+    _derivatives.validate_unrecorded("flash_mla.flash_mla_with_kvcache", {"q": q, **caches})
     for name, cache in caches.items():
         if cache is None:
             continue
         if fp8:
             shape: tuple[int | str, ...] = ("blocks", "block_size", 1, _RECORD)
-            _arrays.judge_tensor(name, cache, q, shape, *_BYTES)
-            _judge_records(name, cache)
+            _arrays.validate_tensor(name, cache, q, shape, *_BYTES)
+            _validate_records(name, cache)
             columns = _QUANTIZED + _PLAIN
         else:
-            _judge_plain(name, cache, q)
+            _validate_plain(name, cache, q)
             columns = cache.shape[-1]
         if q.shape[-1] != columns:
             raise InvalidArgumentError(
@@ -152,7 +154,7 @@ def _judge_caches(q: Tensor, head_dim_v: Any, fp8: bool, **caches: Any) -> None:
             )
 
 
-def _judge_records(name: str, cache: Tensor) -> None:
+def _validate_records(name: str, cache: Tensor) -> None:
     """Their scales are float32 where they lie."""
     places = cache.storage_offset(), *cache.stride()[:2]
     if cache.stride(-1) != 1 or any(place % 4 for place in places):
@@ -162,15 +164,15 @@ def _judge_records(name: str, cache: Tensor) -> None:
         )
 
 
-def _judge_plain(name: str, cache: Any, q: Tensor) -> None:
+def _validate_plain(name: str, cache: Any, q: Tensor) -> None:
     dtype = str(q.dtype).removeprefix("torch.")
     try:
-        _arrays.judge_tensor(name, cache, q, ("blocks", "block_size", "heads_kv", "head_dim"), dtype)
+        _arrays.validate_tensor(name, cache, q, ("blocks", "block_size", "heads_kv", "head_dim"), dtype)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{error}, or with FP8 records is_fp8_kvcache=True") from None
 
 
-def _judge_table(q: Tensor, table: Any, lengths: Any) -> None:
+def _validate_table(q: Tensor, table: Any, lengths: Any) -> None:
     for name, given, shape in (
         ("block_table", table, (q.shape[0], "max_blocks")),
         ("cache_seqlens", lengths, (q.shape[0],)),
@@ -179,18 +181,18 @@ def _judge_table(q: Tensor, table: Any, lengths: Any) -> None:
             raise InvalidArgumentError(
                 f"{name} is missing; pass it, or indices, which say what each query sees"
             )
-        _arrays.judge_tensor(name, given, q, shape, *_arrays.INTEGERS)
+        _arrays.validate_tensor(name, given, q, shape, *_arrays.INTEGERS)
 
 
-def _judge_indices(q: Tensor, **given: Any) -> None:
+def _validate_indices(q: Tensor, **given: Any) -> None:
     """Of indices and of how many of them count."""
     (name, indices), (of_length, length) = given.items()
     if indices is not None:
-        _arrays.judge_tensor(name, indices, q, (*q.shape[:2], "topk"), *_arrays.INTEGERS)
+        _arrays.validate_tensor(name, indices, q, (*q.shape[:2], "topk"), *_arrays.INTEGERS)
     elif length is not None:
         raise InvalidArgumentError(f"{of_length} is given without {name}; pass both, or neither")
     if length is not None:
-        _arrays.judge_tensor(of_length, length, q, (q.shape[0],), *_arrays.INTEGERS)
+        _arrays.validate_tensor(of_length, length, q, (q.shape[0],), *_arrays.INTEGERS)
 
 
 def _dense(

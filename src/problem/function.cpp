@@ -265,7 +265,7 @@ Expression FunctionBuilder::apply(FunctionOp op, std::span<const Expression> arg
   return add(node);
 }
 
-std::uint32_t FunctionBuilder::judged(std::span<const int> differentiated) const {
+std::uint32_t FunctionBuilder::validated(std::span<const int> differentiated) const {
   std::uint32_t wanted = 0;
   for (const int number : differentiated) {
     if (number < 0 || static_cast<std::size_t>(number) >= captured_.size()) {
@@ -284,7 +284,7 @@ std::uint32_t FunctionBuilder::judged(std::span<const int> differentiated) const
 
 Function FunctionBuilder::score_function(Expression logit, std::span<const int> differentiated) {
   expect_own(logit, "the logit");
-  const std::uint32_t wanted = judged(differentiated);
+  const std::uint32_t wanted = validated(differentiated);
   const Expression result = convert(logit, FunctionType::real);
   const std::int16_t slope = derivative_by_score(result).node();
   std::vector<FunctionGradient> gradients;

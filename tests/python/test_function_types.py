@@ -252,7 +252,7 @@ def test_wide_integers_as_indices():
 )
 @pytest.mark.parametrize("by_key", [True, False])
 def test_documents_by_hashes(ids, by_key):
-    """Masks, whose blocks are judged by ranges, too."""
+    """Masks, of whose blocks ranges tell what is visible, too."""
     ids = torch.tensor(ids).repeat_interleave(100)
     q, k, v = (torch.randn(1, 300, 1, 16) for _ in range(3))
 

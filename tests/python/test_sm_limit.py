@@ -1,4 +1,4 @@
-"""sm_limit: plans of GPUs with fewer SMs; on the CPU it is judged and changes nothing."""
+"""sm_limit: plans of GPUs with fewer SMs; on the CPU it is validated and changes nothing."""
 
 from __future__ import annotations
 

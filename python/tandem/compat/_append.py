@@ -49,7 +49,7 @@ class New:
         return False
 
 
-def judge(new: New, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+def validate(new: New, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     """The errors of the tensors that are appended."""
     if _derivatives.is_recorded(q, new.k, new.v, k_cache, v_cache):
         raise InvalidArgumentError(
@@ -84,7 +84,7 @@ def counts(new: New, begin: Tensor) -> Tensor:
     """How many rows of `new` go behind the `begin` rows of each sequence."""
     batch, cu, rotary = len(begin), new.cu_seqlens_k_new, new.rotary_seqlens
     if rotary is not None:
-        _arrays.judge_tensor("rotary_seqlens", rotary, new.k, (batch,), *_arrays.INTEGERS)
+        _arrays.validate_tensor("rotary_seqlens", rotary, new.k, (batch,), *_arrays.INTEGERS)
     if cu is None:
         if new.k.ndim != 4 or new.k.shape[0] != batch:
             raise InvalidArgumentError(
@@ -92,7 +92,7 @@ def counts(new: New, begin: Tensor) -> Tensor:
                 "(total_new, heads_kv, head_dim) and cu_seqlens_k_new"
             )
         return torch.full_like(begin, new.k.shape[1], dtype=torch.int64)
-    _arrays.judge_tensor("cu_seqlens_k_new", cu, new.k, (batch + 1,), *_arrays.INTEGERS)
+    _arrays.validate_tensor("cu_seqlens_k_new", cu, new.k, (batch + 1,), *_arrays.INTEGERS)
     if new.k.ndim != 3:
         raise InvalidArgumentError(
             f"k_new has shape {tuple(new.k.shape)}, and cu_seqlens_k_new is given; pass (total_new, "

@@ -261,7 +261,7 @@ def gathered(t: Tensor) -> Tensor:
 
 
 def _is_spread(t: Tensor) -> bool:
-    """Whether a row's elements lie apart. What has no strides or no rows is for attention() to judge."""
+    """Whether a row's elements lie apart. What has no strides or no rows is for attention() to validate."""
     if t.layout is not torch.strided or t.is_nested or t.ndim == 0:
         return False
     return t.stride(-1) != 1 and t.shape[-1] != 1

@@ -49,7 +49,7 @@ def cached(
         ("cu_seqlens_q", metadata["cu_seqlens_q"], ("batch + 1",)),
     ):
         if t is not None:
-            _arrays.judge_tensor(name, t, q, shape, *_arrays.INTEGERS)
+            _arrays.validate_tensor(name, t, q, shape, *_arrays.INTEGERS)
     of_batch = "k_cache" if page_table is None else "page_table"
     of_batch = of_batch if batch_idx is None else "cache_batch_idx"
     batch = (given | {"k_cache": k_cache})[of_batch].shape[0]
@@ -67,7 +67,7 @@ def cached(
             raise InvalidArgumentError(
                 "k_new is given without cache_seqlens; pass how many rows there are before it"
             )
-        _append.judge(new, q, k_cache, v_cache)
+        _append.validate(new, q, k_cache, v_cache)
         count = _append.counts(new, used)
         used = used + count
     metadata["seqused_k"] = used
@@ -106,7 +106,7 @@ def _lengths(cache_seqlens: Any, batch: int, rows: int, owner: str, q: Tensor) -
     if cache_seqlens is None:
         return None
     if isinstance(cache_seqlens, Tensor):
-        _arrays.judge_tensor("cache_seqlens", cache_seqlens, q, (batch,), *_arrays.INTEGERS)
+        _arrays.validate_tensor("cache_seqlens", cache_seqlens, q, (batch,), *_arrays.INTEGERS)
         if _flash.is_readable(cache_seqlens):
             for b in ((cache_seqlens < 0) | (cache_seqlens > rows)).nonzero()[:1].flatten().tolist():
                 raise InvalidArgumentError(

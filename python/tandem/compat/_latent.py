@@ -26,7 +26,7 @@ def one_product(
     if qv is None:
         return call, q, k, v
     given = dict(zip(_call.METADATA, call.metadata, strict=True))
-    _judge(q, k, v, qv, given)
+    _validate(q, k, v, qv, given)
     columns = k.shape[-1] + v.shape[-1]
     is_recorded = _derivatives.is_recorded(q, k, v, qv)
     if not is_recorded and _follows(v, k):
@@ -42,7 +42,7 @@ def one_product(
     return call, torch.cat((qv, q), -1), keys, keys[..., : v.shape[-1]]
 
 
-def _judge(q: Any, k: Any, v: Any, qv: Any, given: dict[str, Any]) -> None:
+def _validate(q: Any, k: Any, v: Any, qv: Any, given: dict[str, Any]) -> None:
     """The errors of `qv`, which goes without scales."""
     _flash.only_tensors(q=q, k=k, v=v, qv=qv)
     for option in ("q_scale", "k_scale", "v_scale"):

@@ -24,7 +24,7 @@ def options_of(call: _call.Call) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def agreed(ranks: Ranks, call: str, device: torch.device, check: Any) -> Iterator[dict[str, Any]]:
-    """A block that judges a rank's arguments of `call` and puts what has to be the same on every rank into
+    """A block that validates a rank's arguments of `call` and puts what has to be the same on every rank into
     this dictionary. An error in it waits until the other ranks have been told (`agree`)."""
     asked: dict[str, Any] = {"call": call}
     error: Exception | None = None

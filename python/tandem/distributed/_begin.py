@@ -1,4 +1,4 @@
-"""How a call over ranks begins: what it asks for is judged, compared with the other ranks, and planned."""
+"""How a call over ranks begins: what it asks for is validated, compared with the other ranks, and planned."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def begin(
     device = getattr(q, "device", torch.device("cpu"))
     hosts = ranks.hosts(device)  # before anything can be wrong: the other ranks ask too
     with _agree.agreed(ranks, "context_parallel_attention", device, asked.call.check) as same:
-        same |= _judge(ranks, asked, q, k, v, sink)
+        same |= _validate(ranks, asked, q, k, v, sink)
         four = [t.unsqueeze(0) if asked.layout.packed else t for t in _derivatives.autocast(q, k, v)]
         options = _options(asked, four[0])
         read = () if options.pairs is None else options.pairs.captured
@@ -59,8 +59,8 @@ def begin(
             followed = _derivatives.is_recorded(q, k, v, sink, *read)
         same |= _agree.options_of(options.call) | {"whether gradients are wanted": followed}
         same |= {} if options.pairs is None else options.pairs.told()
-        _judge_call(asked.layout, four, sink, followed, options)
-        _judge_lengths(asked.layout, asked.cu_seqlens)
+        _validate_call(asked.layout, four, sink, followed, options)
+        _validate_lengths(asked.layout, asked.cu_seqlens)
         mask = Mask.of(options.call.causal, options.call.window)
         links = Links.of(device.type, hosts, ranks.levels[1].size if ranks.levels else 0)
         chosen = _cost.choose(asked.layout, mask, Shape.of(*four), links, asked.strategy)
@@ -94,16 +94,16 @@ def _seeded(options: _parts.Options, ranks: Ranks, device: torch.device) -> _par
     return replace(options, call=replace(options.call, dropout_seed=seed))
 
 
-def _judge(ranks: Ranks, asked: Asked, q: Any, k: Any, v: Any, sink: Any) -> dict[str, Any]:
+def _validate(ranks: Ranks, asked: Asked, q: Any, k: Any, v: Any, sink: Any) -> dict[str, Any]:
     """What has to be the same on every rank; an error where this rank's arguments break a rule."""
     layout = asked.layout
-    judge_layout(layout, ranks)
+    validate_layout(layout, ranks)
     for name, t in (("q", q), ("k", k), ("v", v)):
-        judge_tensor(name, t, ranks)
+        validate_tensor(name, t, ranks)
         if t.ndim != (3 if layout.packed else 4):
             shape = "(rows, heads, head_dim)" if layout.packed else "(batch, rows, heads, head_dim)"
             raise InvalidArgumentError(f"{name} has shape {tuple(t.shape)}; the layout's tensors are {shape}")
-        judge_rows(name, t, layout, ranks, layout.dim)
+        validate_rows(name, t, layout, ranks, layout.dim)
     return {
         "dtype": str(_derivatives.autocast(q)[0].dtype).removeprefix("torch."),
         "device": q.device.type,
@@ -116,7 +116,7 @@ def _judge(ranks: Ranks, asked: Asked, q: Any, k: Any, v: Any, sink: Any) -> dic
     }
 
 
-def _judge_call(
+def _validate_call(
     layout: Layout, tensors: list[Tensor], sink: Any, followed: bool, options: _parts.Options
 ) -> None:
     """What a call of one device would raise, of this rank's rows alone. A layout remembers what was right: it
@@ -129,7 +129,7 @@ def _judge_call(
             for t in (*tensors, sink)
         ]
         key = (followed, *(getattr(call, name) for name in _call.OPERATOR), *like)
-        if key in layout.judged:
+        if key in layout.validated:
             return
     else:
         read: Sequence[Tensor] = ()
@@ -137,13 +137,13 @@ def _judge_call(
             of_rows = Group.of_rows(max(1, q.shape[1]), max(1, q.shape[0]))  # an array has one row at least
             call = replace(call, functions=pairs.of_call(of_rows, 0, q.shape[2], q.device))
             read = pairs.captured
-        _with_functions.judge_call(call, q, k, v, sink, read)
+        _with_functions.validate_call(call, q, k, v, sink, read)
     _plans.check(call, q, k, v, sink, backward=followed)
     if key is not None:
-        layout.judged.add(key)
+        layout.validated.add(key)
 
 
-def judge_layout(layout: Any, ranks: Ranks) -> None:
+def validate_layout(layout: Any, ranks: Ranks) -> None:
     """An error where it is none, or one of other ranks."""
     if not isinstance(layout, Layout):
         raise InvalidArgumentError(f"layout is {layout!r}; make one with tandem.distributed.Layout")
@@ -151,7 +151,7 @@ def judge_layout(layout: Any, ranks: Ranks) -> None:
         raise InvalidArgumentError(f"layout is for {layout.ranks} ranks, but the group has {ranks.size}")
 
 
-def judge_tensor(name: str, t: Any, ranks: Ranks) -> None:
+def validate_tensor(name: str, t: Any, ranks: Ranks) -> None:
     """An error where it is none, or is not where the group sends from."""
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} is a {type(t).__name__}; pass a torch.Tensor")
@@ -171,7 +171,7 @@ def judge_tensor(name: str, t: Any, ranks: Ranks) -> None:
         )
 
 
-def judge_rows(name: str, t: Tensor, layout: Layout, ranks: Ranks, dim: int) -> None:
+def validate_rows(name: str, t: Tensor, layout: Layout, ranks: Ranks, dim: int) -> None:
     """An error where it has not the rows that the layout gives this rank."""
     rows = layout.rows(ranks.rank)
     if t.shape[dim] != rows:
@@ -181,7 +181,7 @@ def judge_rows(name: str, t: Tensor, layout: Layout, ranks: Ranks, dim: int) -> 
         )
 
 
-def _judge_lengths(layout: Layout, cu_seqlens: Tensor | None) -> None:
+def _validate_lengths(layout: Layout, cu_seqlens: Tensor | None) -> None:
     if cu_seqlens is None:
         return
     if not isinstance(cu_seqlens, Tensor):

@@ -49,7 +49,7 @@ class CacheLayout:
         them. Pages have ``page_size`` rows; all ranks but the last ones have equally many."""
         if isinstance(page_size, bool) or not isinstance(page_size, int) or page_size < 1:
             raise InvalidArgumentError(f"page_size is {page_size!r}; it must be an integer, at least 1")
-        made = cls(seqlen, ranks)  # judges the others
+        made = cls(seqlen, ranks)  # validates the others
         count = -(-seqlen // page_size)
         return dataclasses.replace(made, block=max(1, -(-count // ranks)) * page_size)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from tandem import _arrays, _cache, _call
 from tandem._errors import InvalidArgumentError
 from tandem.distributed import _agree
-from tandem.distributed._begin import judge_tensor
+from tandem.distributed._begin import validate_tensor
 from tandem.distributed._cache_layout import CacheLayout
 from tandem.distributed._comm import Ranks
 from tandem.torch import _derivatives
@@ -100,7 +100,7 @@ def _decode(asked: _Asked, ranks: Ranks, return_lse: Any, check: Any) -> Any:
     device = getattr(asked.q, "device", torch.device("cpu"))
     with _agree.agreed(ranks, "context_parallel_decode", device, check) as same:
         return_lse, check = _call.flag("return_lse", return_lse), _call.flag("check", check)
-        same |= _judge(ranks, asked, check)
+        same |= _validate(ranks, asked, check)
         # Before ranks are compared, so that what only the call itself can find wrong is told to all.
         out, lse = _of_rank(ranks.rank, asked)
     outs, lses = _of_all(ranks, out, lse)
@@ -112,7 +112,7 @@ def _decode(asked: _Asked, ranks: Ranks, return_lse: Any, check: Any) -> Any:
 _run: Any = torch.compiler.disable(_decode)  # type: ignore[no-untyped-call]
 
 
-def _judge(ranks: Ranks, asked: _Asked, check: bool) -> dict[str, Any]:
+def _validate(ranks: Ranks, asked: _Asked, check: bool) -> dict[str, Any]:
     """What has to be the same on every rank; an error where this rank's arguments break a rule."""
     cache, q, k = asked.cache, asked.q, asked.k
     if not isinstance(cache, CacheLayout):
@@ -121,15 +121,15 @@ def _judge(ranks: Ranks, asked: _Asked, check: bool) -> dict[str, Any]:
         raise InvalidArgumentError(f"cache is for {cache.ranks} ranks, but the group has {ranks.size}")
     for name in ("q", "k", "v"):
         t = getattr(asked, name)
-        judge_tensor(name, t, ranks)
+        validate_tensor(name, t, ranks)
         if t.ndim != 4:
             rows = "seqlen_q" if name == "q" else "rows"
             raise InvalidArgumentError(
                 f"{name} has shape {tuple(t.shape)}; it must be (batch, {rows}, heads, head_dim)"
             )
-    _judge_rows(ranks.rank, asked, check)
+    _validate_rows(ranks.rank, asked, check)
     tensors = (q, k, asked.v, asked.sink)
-    _derivatives.judge_unrecorded(
+    _derivatives.validate_unrecorded(
         "distributed.context_parallel_decode", dict(zip(("q", "k", "v", "sink"), tensors, strict=True))
     )
     call = asked.call.plain()
@@ -150,12 +150,12 @@ def _judge(ranks: Ranks, asked: _Asked, check: bool) -> dict[str, Any]:
     }
 
 
-def _judge_rows(rank: int, asked: _Asked, check: bool) -> None:
+def _validate_rows(rank: int, asked: _Asked, check: bool) -> None:
     """An error where the rank's cache has not the room for its rows, or lengths are none."""
     batch, rows, table = asked.q.shape[0], asked.cache.rows(rank), asked.page_table
     lengths, seqlen = asked.seqused_k, asked.cache.seqlen
     if lengths is not None:
-        _arrays.judge_tensor("seqused_k", lengths, asked.q, (batch,), *_arrays.INTEGERS)
+        _arrays.validate_tensor("seqused_k", lengths, asked.q, (batch,), *_arrays.INTEGERS)
         if check or lengths.is_cpu:
             for b in ((lengths < 0) | (lengths > seqlen)).nonzero()[:1].flatten().tolist():
                 raise InvalidArgumentError(
@@ -163,7 +163,7 @@ def _judge_rows(rank: int, asked: _Asked, check: bool) -> None:
                     "end the sequence, or make a cache of more rows"
                 )
     if table is not None:
-        _arrays.judge_tensor("page_table", table, asked.q, (batch, "max_pages"), *_arrays.INTEGERS)
+        _arrays.validate_tensor("page_table", table, asked.q, (batch, "max_pages"), *_arrays.INTEGERS)
     elif asked.k.shape[0] != batch:
         raise InvalidArgumentError(f"k has a batch of {asked.k.shape[0]}, but q one of {batch}; pass as many")
     room = asked.k.shape[1] * (1 if table is None else table.shape[1])

@@ -149,7 +149,7 @@ class Exchange:
 
     def __init__(self, ranks: Ranks, order: Order, heads_q: int, heads_kv: int) -> None:
         found = shares(heads_q, heads_kv, ranks.size)
-        assert not isinstance(found, str), found  # judged before
+        assert not isinstance(found, str), found  # validated before
         self.ranks, self.order = ranks, order
         used_here(order.by_rank)
         self.of_q, self.of_kv = [of_q for of_q, _ in found], [of_kv for _, of_kv in found]

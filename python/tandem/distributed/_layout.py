@@ -270,7 +270,7 @@ class Layout:
         return hash(self.digest)
 
     @functools.cached_property
-    def judged(self) -> set[Any]:
+    def validated(self) -> set[Any]:
         """What calls with this layout have been found right: never copied, nor part of its value."""
         return set()
 

@@ -41,7 +41,7 @@ def order_of(layout: Layout, within: int, node: int, device: torch.device) -> _h
 
 def _parts_of(job: Job, q: Tensor, k: Tensor) -> tuple[_heads.Exchange, Job]:
     """The exchange within the node, and the job across nodes."""
-    assert job.ranks.levels is not None  # judged before
+    assert job.ranks.levels is not None  # validated before
     across, within = job.ranks.levels
     order = order_of(job.layout, within.size, across.rank, q.device)
     exchange = _heads.Exchange(within, order, q.shape[2], k.shape[2])

@@ -1,6 +1,6 @@
 """The operators of torch.ops.tandem_distributed: what a compiled graph calls.
 
-``attention`` judges, compares and plans as it runs, as a call outside of a graph does, so that one graph
+``attention`` validates, compares and plans as it runs, as a call outside of a graph does, so that one graph
 serves every layout: it takes the layout as a tensor (`Layout.code`) and groups by their names. The strategy
 that it chose is a result, for ``attention_backward``. What "heads" keeps between the passes outside of a
 graph, it sends once more here: which tensors those are is not known while a graph is traced.

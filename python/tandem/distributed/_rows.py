@@ -10,7 +10,7 @@ from torch import Tensor
 from tandem import _call
 from tandem._errors import InvalidArgumentError
 from tandem.distributed import _agree
-from tandem.distributed._begin import judge_layout, judge_rows, judge_tensor, without_rows
+from tandem.distributed._begin import validate_layout, validate_rows, validate_tensor, without_rows
 from tandem.distributed._comm import Ranks
 from tandem.distributed._layout import Layout
 
@@ -34,7 +34,7 @@ def gather(
     ranks.hosts(device)
     with _agree.agreed(ranks, "gather", device, check) as same:
         _call.flag("check", check)
-        same |= _judge(ranks, layout, x, dim)
+        same |= _validate(ranks, layout, x, dim)
     dim = same["dim"]
     rows = [layout.rows(r) for r in range(ranks.size)]
     came = ranks.gather_rows(x.detach().movedim(dim, 0), rows)
@@ -42,14 +42,14 @@ def gather(
     return layout.unshard([shard.movedim(0, dim) for shard in shards], dim)
 
 
-def _judge(ranks: Ranks, layout: Any, x: Any, dim: Any) -> dict[str, Any]:
+def _validate(ranks: Ranks, layout: Any, x: Any, dim: Any) -> dict[str, Any]:
     """What has to be the same on every rank; an error where this rank's arguments break a rule."""
-    judge_layout(layout, ranks)
-    judge_tensor("x", x, ranks)
+    validate_layout(layout, ranks)
+    validate_tensor("x", x, ranks)
     dim = layout.dim if dim is None else dim
     if not -x.ndim <= dim < x.ndim:
         raise InvalidArgumentError(f"dim is {dim}, but x has {x.ndim} dimensions")
-    judge_rows("x", x, layout, ranks, dim)
+    validate_rows("x", x, layout, ranks, dim)
     return {
         "dtype": str(x.dtype).removeprefix("torch."),
         "device": x.device.type,

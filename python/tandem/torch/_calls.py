@@ -28,7 +28,7 @@ def attention(
             return results
     if out is out_dtype is None and _are_in_graph(call):
         read = call.functions.arrays
-        _with_functions.judge_call(call, q, k, v, sink, read)
+        _with_functions.validate_call(call, q, k, v, sink, read)
         q, k, v, _ = _derivatives.prepared(call, q, k, v, (sink, *read), None)
         flat = _operators.flat_with_functions(call)
         result, lse = torch.ops.tandem.attention_with_functions(q, k, v, sink, *flat)
@@ -41,7 +41,7 @@ def attention(
         raise _nested(q=q, k=k, v=v)
     direct = _is_plain(q, k, v) and not q.is_meta and not _any_negated(q, k, v, sink, *call.metadata)
     if not direct:
-        _judge(call, q, k=k, v=v, sink=sink, out=out)
+        _validate(call, q, k=k, v=v, sink=sink, out=out)
         # A call without memory, of which the operator tells the shapes.
         if type(q) in _with_functions.PLAIN and q.is_meta:
             _plans.check(call, q, k, v, sink, out)
@@ -88,11 +88,11 @@ def attention_backward(
     )
     if not direct:
         others = {"dout": dout, "dlse": dlse, "k": k, "v": v, "sink": sink, "out": out, "lse": lse}
-        _judge(call, q, **others, **named)
+        _validate(call, q, **others, **named)
     recorded = _derivatives.is_recorded(*inputs)
     for name, t in named.items():
         if t is not None:
-            _derivatives.judge_out(name, t, recorded)
+            _derivatives.validate_out(name, t, recorded)
     if direct and not recorded and (call.asks_pairs or not _is_profiled()):
         gradients = _call.backward(call, dout, q, k, v, out, lse, sink, dlse, written)
         _arrays.wrote(*written)
@@ -125,7 +125,7 @@ def append_kv(*arguments: Any) -> Any:
     tensors = [t for t in arguments if isinstance(t, Tensor)]
     if _is_direct(tensors):
         names = (*_core.APPEND_INPUTS, *_core.APPEND_OUTPUTS)
-        _derivatives.judge_unrecorded("append_kv", dict(zip(names, arguments, strict=False)))
+        _derivatives.validate_unrecorded("append_kv", dict(zip(names, arguments, strict=False)))
         embedded = _run.append_kv(*arguments)
         _arrays.wrote(*(t for t in arguments[len(_core.APPEND_INPUTS) :][:4] if t is not None))
         return embedded
@@ -135,7 +135,7 @@ def append_kv(*arguments: Any) -> Any:
 def merge(outs: Any, lses: Any, dtype: Any, threads: Any) -> Any:
     """As _run.merge, for tensors."""
     if _is_direct([*outs, *lses]):
-        _derivatives.judge_unrecorded("merge", {"outs": outs, "lses": lses})
+        _derivatives.validate_unrecorded("merge", {"outs": outs, "lses": lses})
         return _run.merge(outs, lses, dtype, threads)
     return torch.ops.tandem.merge(outs, lses, None if dtype is None else _arrays.torch_dtype(dtype), threads)
 
@@ -182,7 +182,7 @@ def _nested(**tensors: Any) -> InvalidArgumentError:
     return InvalidArgumentError(f"{name} is a nested tensor; pass {remedy}")
 
 
-def _judge(call: _call.Call, q: Any, **others: Any) -> None:
+def _validate(call: _call.Call, q: Any, **others: Any) -> None:
     """The errors of arguments that are no tensors and of options of another type, before the dispatcher's."""
     library = _arrays.library_of("q", q)
     for name, array in (*others.items(), *zip(_call.METADATA, call.metadata, strict=True)):

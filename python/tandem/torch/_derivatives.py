@@ -21,7 +21,7 @@ def is_recorded(*tensors: Any) -> bool:
     return False
 
 
-def judge_out(name: str, out: Tensor, recorded: bool) -> None:
+def validate_out(name: str, out: Tensor, recorded: bool) -> None:
     """An error where the argument `name`, which the caller wants written, cannot be. `recorded`: autograd
     follows an input."""
     if recorded:
@@ -39,7 +39,7 @@ def judge_out(name: str, out: Tensor, recorded: bool) -> None:
         raise _arrays.negated(name, True)
 
 
-def judge_metadata(metadata: Sequence[Any]) -> None:
+def validate_metadata(metadata: Sequence[Any]) -> None:
     """An error where a gradient is wanted of one of _call.METADATA. There is none: it would be dropped."""
     for name, t in zip(_call.METADATA, metadata, strict=True):
         if t is not None and is_recorded(t):
@@ -49,7 +49,7 @@ def judge_metadata(metadata: Sequence[Any]) -> None:
             )
 
 
-def judge_cache(metadata: Sequence[Any], recorded: bool) -> None:
+def validate_cache(metadata: Sequence[Any], recorded: bool) -> None:
     """An error where autograd follows an input of a call whose k and v are a cache, or whose mask is by
     sequence."""
     for name, t in zip(_call.FORWARD_ONLY, metadata[-len(_call.FORWARD_ONLY) :], strict=True):
@@ -149,14 +149,14 @@ def unrecorded(name: str) -> Callable[..., Any]:
         first = written[0][0] if written else len(arguments)
         for i, argument in written:
             if arguments[i] is not None:
-                judge_out(argument, arguments[i], is_recorded(*arguments[:first]))
+                validate_out(argument, arguments[i], is_recorded(*arguments[:first]))
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
     return kernel
 
 
-def judge_unrecorded(function: str, arguments: dict[str, Any]) -> None:
+def validate_unrecorded(function: str, arguments: dict[str, Any]) -> None:
     """An error where autograd follows one of the arguments of a function whose results have no derivative."""
     for name, argument in arguments.items():
         if is_recorded(*_tensors(argument)):
@@ -172,7 +172,7 @@ def refused(name: str) -> Callable[..., Any]:
     names = [argument.name for argument in operator._schema.arguments]
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
-        judge_unrecorded(name, dict(zip(names, arguments, strict=True)))
+        validate_unrecorded(name, dict(zip(names, arguments, strict=True)))
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
@@ -200,18 +200,18 @@ def without_tangents(namespace: str, name: str, kernel: Any) -> Any:
     names = [argument.name for argument in arguments_of]
     first = names.index(_call.METADATA[0]) if _call.METADATA[0] in names else None
 
-    def judged(keyset: Any, *arguments: Any) -> Any:
+    def validated(keyset: Any, *arguments: Any) -> Any:
         if forward_ad._current_level >= 0:
             for i, argument in enumerate(arguments):
                 if any(unpack(t).tangent is not None for t in _tensors(argument)):
                     raise no_forward_mode(name, names[i])
         if first is not None:
             metadata = arguments[first : first + len(_call.METADATA)]
-            judge_metadata(metadata)
-            judge_cache(metadata, name in _DIFFERENTIATED and is_recorded(*arguments[:first]))
+            validate_metadata(metadata)
+            validate_cache(metadata, name in _DIFFERENTIATED and is_recorded(*arguments[:first]))
         return kernel(keyset, *arguments)
 
-    return judged
+    return validated
 
 
 def no_forward_mode(name: str, argument: str) -> UnsupportedError:
@@ -268,12 +268,12 @@ def prepared(
 ) -> tuple[Tensor, Tensor, Tensor, bool]:
     """q, k and v as autocast has them, and whether autograd records the call by them or one of the `others`,
     a sink or several tensors. The call's metadata, cache and out allow what is asked."""
-    judge_metadata(call.metadata)
+    validate_metadata(call.metadata)
     if torch._C._is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
     more = others if isinstance(others, tuple) else (others,)
     recorded = is_recorded(q, k, v, *more)
-    judge_cache(call.metadata, recorded)
+    validate_cache(call.metadata, recorded)
     if out is not None:
-        judge_out("out", out, recorded)
+        validate_out("out", out, recorded)
     return q, k, v, recorded

@@ -23,7 +23,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 is_batched: Any = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda t: False)
 
 
-def judge(name: str, tensors: dict[str, Any]) -> None:
+def validate(name: str, tensors: dict[str, Any]) -> None:
     """An error where one of the tensors is none that a call with the argument `name` takes."""
     transformed = torch._C._are_functorch_transforms_active()
     for what, t in tensors.items():
@@ -38,11 +38,11 @@ def judge(name: str, tensors: dict[str, Any]) -> None:
             )
 
 
-def judge_call(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, captured: Any) -> None:
+def validate_call(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, captured: Any) -> None:
     """Errors of what calls with functions, which read the `captured` tensors, or dropout do not do."""
     named = {"q": q, "k": k, "v": v, "sink": sink}
     named |= {f"tensor {i} that it reads": t for i, t in enumerate(captured)}
-    judge("dropout_p" if call.functions is None else "a function", named)
+    validate("dropout_p" if call.functions is None else "a function", named)
 
 
 def is_plain(call: _call.Call) -> bool:
@@ -60,7 +60,7 @@ def _attention(
 ) -> Any:
     """As tandem.attention with functions or dropout, for tensors."""
     captured = [] if call.functions is None else call.functions.arrays
-    judge_call(call, q, k, v, sink, captured)
+    validate_call(call, q, k, v, sink, captured)
     _dropout.draw(call, q)
     q, k, v, recorded = _derivatives.prepared(call, q, k, v, (sink, *captured), out)
     if recorded:
@@ -76,7 +76,7 @@ def _attention(
 
 def of_call(call: _call.Call, q: Any, k: Any, *functions: Any) -> Any:
     given = {name: f for name, f in zip(_functions.NAMES, functions, strict=True) if f is not None}
-    judge(next(iter(given)), {"q": q, "k": k, **given})
+    validate(next(iter(given)), {"q": q, "k": k, **given})
     return next(_found(call, q, k, functions))
 
 

@@ -25,7 +25,7 @@ bool overlaps(const Buffer& b, std::uintptr_t address, std::size_t bytes) {
   return address < first + b.bytes && first < address + bytes;
 }
 
-void judge(const char* what, const std::string& wrong) {
+void refuse_if(const char* what, const std::string& wrong) {
   if (!wrong.empty()) Block::current().fail(fmt::format("{}: {}", what, wrong));
 }
 
@@ -37,7 +37,7 @@ void check_global_load(const void* p, std::size_t bytes) {
   if (block.options().unordered) return;
   const Thread& self = block.self();
   const auto address = reinterpret_cast<std::uintptr_t>(p);
-  judge("global load", block.global_order().load(address, bytes, self.index, self.clock));
+  refuse_if("global load", block.global_order().load(address, bytes, self.index, self.clock));
 }
 
 void check_read_only_load(const void* p, std::size_t bytes) {
@@ -47,7 +47,7 @@ void check_read_only_load(const void* p, std::size_t bytes) {
     if (!block.self().previous_grid_ended && overlaps(b, address, bytes))
       block.fail("global load: through the read-only cache, of what a grid that has not ended writes");
   }
-  if (!block.options().unordered) judge("global load", block.stores().read_only_load(address, bytes));
+  if (!block.options().unordered) refuse_if("global load", block.stores().read_only_load(address, bytes));
 }
 
 void check_global_store(const void* p, std::size_t bytes) {
@@ -56,8 +56,8 @@ void check_global_store(const void* p, std::size_t bytes) {
   if (block.options().unordered) return;
   const Thread& self = block.self();
   const auto address = reinterpret_cast<std::uintptr_t>(p);
-  judge("global store", block.global_order().store(address, bytes, self.index, self.clock));
-  judge("global store", block.stores().store(address, bytes, block.index(), block.after_others()));
+  refuse_if("global store", block.global_order().store(address, bytes, self.index, self.clock));
+  refuse_if("global store", block.stores().store(address, bytes, block.index(), block.after_others()));
 }
 
 std::uint32_t atomic_add(std::uint32_t* p, std::uint32_t value) {
