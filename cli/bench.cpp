@@ -45,12 +45,12 @@ struct Cell {
   std::int64_t seqlen = 0;
   std::int64_t batch = 0;
   bool causal = false;
-  double share_of_bound = 0.0;  ///< of the contract's bounds: what the sampled results come closest to
+  double share_of_bound = 0.0;  ///< the most that a sampled error takes of its bound in the contract
   std::string wrong;            ///< what is wrong; empty if the results are right
   int runs = 0;                 ///< 0 where they are wrong: then they are not timed
   double median = 0.0;          ///< seconds
   double best = 0.0;
-  double gflops = 0.0;  ///< of the best run
+  double gflops = 0.0;  ///< in the best run
   bool on_gpu = false;
   const char* peak = "";  ///< which peak the share is of
   double share = 0.0;

@@ -28,7 +28,7 @@ struct CallOptions {
   std::string device = "auto";
   bool backward = false;
   std::optional<DType> dtype;      ///< convert q, k, v and dout to it first
-  std::optional<DType> out_dtype;  ///< of 8-bit inputs
+  std::optional<DType> out_dtype;  ///< for 8-bit inputs
   std::optional<std::uint64_t> dout_seed;
 };
 

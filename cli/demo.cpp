@@ -28,7 +28,7 @@ constexpr std::uint64_t dout_seed = 1;  ///< where the file has no dout
 struct Speed {
   double best_ms = 0.0;
   double gflops = 0.0;
-  double share = 0.0;  ///< of the measured peak
+  double share = 0.0;  ///< share of the measured peak
 };
 
 /// What one dtype came to.

@@ -26,7 +26,7 @@ struct RaceCourse {
   std::vector<gpu::KernelName> kernels;
   std::function<void(std::size_t)> launch;  ///< one call, into the default stream
   std::vector<RaceOutput> outputs;
-  double flops = 0.0;  ///< of a call
+  double flops = 0.0;  ///< operations of a call
 };
 
 struct RaceRules {

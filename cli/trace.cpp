@@ -77,7 +77,7 @@ EmulatedKernel kernel_of(const TraceOptions& options) {
                   options.overlap ? "" : " --overlap 0", those));
 }
 
-/// Those of the model, but for NAME=VALUE.
+/// The model's costs, with those changed that NAME=VALUE names.
 Costs costs_of(const std::vector<std::string>& changes) {
   Costs costs;
   for (const std::string& change : changes) {

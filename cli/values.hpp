@@ -7,7 +7,7 @@
 
 namespace tandem::cli {
 
-/// The same values times `factor` in another floating-point dtype, rounded to nearest even.
+/// The tensor's values times `factor` in another floating-point dtype, rounded to nearest even.
 files::TensorData converted(const files::TensorData& tensor, DType dtype, float factor = 1.0F);
 
 struct Quantized {

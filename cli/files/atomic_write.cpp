@@ -25,7 +25,7 @@ std::string directory_of(const std::string& path) {
 
 /// A hidden name beside `path` that no other process uses at the same time.
 std::string temporary_name(const std::string& path, int attempt) {
-  // Of a long name the start, so that this one is not longer than the 255 bytes that a name may have.
+  // A long name is cut, so that this one has at most the 255 bytes that a name may have.
   constexpr std::size_t most = 200;
   const std::string target = std::filesystem::path(path).filename().string();
   return (std::filesystem::path(directory_of(path)) /

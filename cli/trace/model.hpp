@@ -16,12 +16,12 @@ namespace tandem::cli::trace {
 struct Costs {
   std::uint64_t product_rate = 4096;  ///< operations a cycle of 16-bit products; twice as many of 8-bit ones
   std::uint64_t product_queue = 2;    ///< products of a warpgroup that have begun: the next one's issue waits
-  std::uint64_t product_issue = 4;    ///< of a warp
-  std::uint64_t special_unit = 8;     ///< of the special function unit that warps of a quadrant share
-  std::uint64_t special = 12;         ///< of the warp, with the addition behind each exponential
-  std::uint64_t arithmetic = 5;       ///< of the warp, for any other f32 instruction
-  std::uint64_t exchange = 10;        ///< of the warp: a shuffle or vote
-  std::uint64_t shared_access = 8;    ///< of the warp
+  std::uint64_t product_issue = 4;    ///< a warp's, for issuing a product
+  std::uint64_t special_unit = 8;     ///< the special function unit's, which warps of a quadrant share
+  std::uint64_t special = 12;         ///< a warp's, with the addition behind each exponential
+  std::uint64_t arithmetic = 5;       ///< a warp's, for any other f32 instruction
+  std::uint64_t exchange = 10;        ///< a warp's, for a shuffle or vote
+  std::uint64_t shared_access = 8;    ///< a warp's, for a load or store
   std::uint64_t global_latency = 600;  ///< from a load of global memory to the use of what it brings
   std::uint64_t store_rate = 64;       ///< bytes a cycle to global memory, of all warps
   std::uint64_t copy_rate = 32;        ///< bytes a cycle of TMA

@@ -11,7 +11,7 @@
 namespace tandem::cli::trace {
 
 struct TracedShape {
-  std::int64_t tiles = 1;  ///< of queries, one after the other
+  std::int64_t tiles = 1;  ///< tiles of queries, one after the other
   std::int64_t keys = 1024;
 };
 

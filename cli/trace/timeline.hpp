@@ -9,7 +9,7 @@ namespace tandem::cli::trace {
 
 enum class Activity : int {
   wait,      ///< at a barrier, or for own products
-  issue,     ///< of products; a warp waits here too while the queue of the tensor cores is full
+  issue,     ///< issuing products; a warp waits here too while the queue of the tensor cores is full
   softmax,   ///< from a block's scores to its probabilities
   epilogue,  ///< from accumulators to global memory
   other,     ///< any other instructions
@@ -25,7 +25,7 @@ struct Span {
   std::string detail = {};
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
-  int warpgroup = -1;  ///< of a product: whose
+  int warpgroup = -1;  ///< whose product it is
 
   [[nodiscard]] std::uint64_t cycles() const { return end - begin; }
 };
@@ -57,7 +57,7 @@ struct WaitTotal {
 struct WarpgroupTotal {
   std::string track;
   std::uint64_t softmax = 0;               ///< without the waits inside
-  std::uint64_t softmax_under_others = 0;  ///< of it, while the tensor cores had another warpgroup's products
+  std::uint64_t softmax_under_others = 0;  ///< while the tensor cores had another warpgroup's products
   std::uint64_t issue = 0;
   std::uint64_t wait = 0;
   std::uint64_t epilogue = 0;

@@ -134,7 +134,7 @@ struct AttentionInputs {
   /// ceil(seqlen / 128)) by block of 128 rows, or (batch, heads, seqlen) by row; for packed tensors (heads,
   /// total). A negative scale is the positive one of values with the other sign, s8's -128 becoming 127.
   ConstTensor q_scale;
-  ConstTensor k_scale;  ///< of a cache also by row: (pages, heads_kv, page_size), (entries, heads_kv, rows)
+  ConstTensor k_scale;  ///< by row for a cache too: (pages, heads_kv, page_size), (entries, heads_kv, rows)
   ConstTensor v_scale;  ///< likewise; those of rows that no sequence uses may be anything
   /// Functions of the caller's own (function.hpp), of calls with precision exact. The score function
   /// makes logits of scaled scores, after softcap; where it gives -inf a pair is masked. The mask function

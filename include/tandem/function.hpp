@@ -46,9 +46,9 @@ enum class FunctionOp : std::int16_t {
   add,
   subtract,
   multiply,
-  divide,        ///< of reals
-  floor_divide,  ///< of integers, towards -infinity; by 0 it is 0
-  remainder,     ///< of integers, with the sign of the divisor; by 0 it is 0
+  divide,        ///< takes reals
+  floor_divide,  ///< takes integers, rounds towards -infinity; by 0 it is 0
+  remainder,     ///< takes integers, has the sign of the divisor; by 0 it is 0
   negate,
   absolute,
   minimum,
@@ -63,8 +63,8 @@ enum class FunctionOp : std::int16_t {
   erf,
   log2,
   log1p,  ///< log(1 + x)
-  floor,  ///< of reals
-  round,  ///< of reals, halves to even
+  floor,  ///< takes reals
+  round,  ///< takes reals, rounds halves to even
   fmod,   ///< the remainder of reals, with the sign of the dividend; by 0 it is NaN
   stop,   ///< the argument, whose derivative counts as 0
   less,
@@ -86,8 +86,8 @@ struct FunctionNode {
   FunctionOp op = FunctionOp::constant;
   FunctionType type = FunctionType::real;
   std::array<std::int16_t, 4> args{-1, -1, -1, -1};
-  std::int16_t captured = -1;  ///< of `read`: which tensor
-  double value = 0.0;          ///< of `constant`; integers (of at most 2^53) and booleans too
+  std::int16_t captured = -1;  ///< for `read`: which tensor
+  double value = 0.0;          ///< for `constant`; integers (of at most 2^53) and booleans too
 
   friend bool operator==(const FunctionNode&, const FunctionNode&) = default;
 };
@@ -116,7 +116,7 @@ class TANDEM_API Function {
   /// in the text.
   static Function parse(std::string_view text, Kind kind, std::span<const ConstTensor> captured = {},
                         std::span<const int> differentiated = {});
-  /// The same function as text: parse() of it gives the same nodes.
+  /// This function as text: parse() of it gives the same nodes.
   [[nodiscard]] std::string text() const;
 
   [[nodiscard]] Kind kind() const { return kind_; }
@@ -124,7 +124,7 @@ class TANDEM_API Function {
   [[nodiscard]] std::span<const FunctionNode> nodes() const { return {nodes_.data(), own_nodes_}; }
   /// These, then what the gradients of captured tensors need besides.
   [[nodiscard]] std::span<const FunctionNode> all_nodes() const { return nodes_; }
-  /// Of the elements of differentiated tensors, those on which the logit depends; nodes of all_nodes().
+  /// The elements of differentiated tensors on which the logit depends; nodes of all_nodes().
   [[nodiscard]] std::span<const FunctionGradient> gradients() const { return gradients_; }
   /// Whether a backward call may ask for the gradient of captured tensor `number`.
   [[nodiscard]] bool is_differentiated(std::size_t number) const {
@@ -133,10 +133,10 @@ class TANDEM_API Function {
   [[nodiscard]] std::span<const ConstTensor> captured() const { return captured_; }
   /// The node whose value is the logit, or whether a pair is visible.
   [[nodiscard]] std::int16_t result() const { return result_; }
-  /// Of a score function: the node whose value is d(logit) / d(score).
+  /// The node whose value is d(logit) / d(score), in a score function.
   [[nodiscard]] std::int16_t slope() const { return slope_; }
-  /// Of a mask function: what of it is a causal mask or a window, which kernels know without a function;
-  /// null if nothing is.
+  /// The part of a mask function that is a causal mask or a window, which kernels know without a function;
+  /// null if there is none.
   [[nodiscard]] const struct MaskWindow* window() const { return window_.get(); }
 
  private:

@@ -69,7 +69,7 @@ class ProblemBuilder {
   void dropout_places();
   void eight_bit_head_dims() const;
   void precision_of_quantized(Precision precision, DType dtype) const;
-  /// Of k and v in backward: converting quantized values, as the rule on dtypes would say, loses their
+  /// Refuses quantized k and v in backward: converting them, as the rule on dtypes would say, loses their
   /// scales.
   void not_quantized(const Argument& a) const;
   void function(const char* name, const Function* f, Function::Kind kind) const;
@@ -84,7 +84,7 @@ class ProblemBuilder {
   Lengths lengths(const Argument& a, std::int64_t count, std::string_view symbols);
   /// Scales of a tensor of quantized values with these heads and rows.
   Scales scales(const Argument& a, const Argument& of, bool packed, std::int64_t heads, std::int64_t rows);
-  /// Of k and v where they are read as they are: by tensor, head or row.
+  /// Scales of k and v that are read without quantising them anew: by tensor, head or row.
   void scales_beside_rows(Scales& s, const Argument& a, const char* symbols) const;
   /// Scales of query heads of their own, of blocks and of rows.
   void fine_scales(Scales& s, const Argument& a, bool packed, std::int64_t heads, std::int64_t rows,

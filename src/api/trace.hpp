@@ -16,7 +16,7 @@ std::string dtypes(const Problem& problem);
 /// The problem in a line: "forward bf16 b2 q300 k300 h4/4 d128/128 causal".
 std::string summary(const Problem& problem);
 
-/// The same of quantize: "quantize bf16 to e4m3 b2 n300 h4 d128 block hadamard mean".
+/// A call to quantize in a line: "quantize bf16 to e4m3 b2 n300 h4 d128 block hadamard mean".
 std::string summary(const QuantizeProblem& problem);
 
 /// "append bf16 to e4m3 b8 n1 h8 d128/128 paged rotary".
@@ -28,7 +28,7 @@ std::string summary(const MergeProblem& problem);
 /// Stands for a running call, from its launch to its return. Costs two loads where nobody looks.
 class Trace {
  public:
-  /// Of any problem that has a summary.
+  /// Begins the trace of any problem that has a summary.
   template <typename AnyProblem>
   explicit Trace(const AnyProblem& problem) : range_(ranges_are_watched()) {
     if (range_ || is_logged()) begin(summary(problem));

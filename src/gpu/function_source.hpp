@@ -45,7 +45,7 @@ FunctionParams function_params(const CallFunctions& functions);
 
 /// Where the kernels add up the gradients of captured tensors: the caller's own memory.
 void set_captured_gradients(const Problem& problem, CapturedGradient (&gradients)[most_captured]);
-/// The same for the kernel that clears them before, with the elements of each.
+/// Parameters of the kernel that clears those gradients beforehand, with the elements of each.
 ClearParams make_clear_params(const Problem& problem);
 /// Its grid: enough CTAs for the largest, up to some for each SM.
 std::int64_t clear_grid(const Problem& problem, int multiprocessors);
@@ -57,9 +57,9 @@ struct ListedBlocks {
   std::int64_t count = 0;
   [[nodiscard]] std::int64_t bytes() const { return count * lists.stride * 4; }
 };
-/// Of the forward pass: for each tile of queries the key blocks that it sees.
+/// The forward pass's lists: for each tile of queries the key blocks that it sees.
 ListedBlocks listed_blocks(const Problem& problem, const Tiling& tiling);
-/// Of the backward pass: for each tile of keys the query blocks that see it.
+/// The backward pass's lists: for each tile of keys the query blocks that see it.
 ListedBlocks listed_query_blocks(const Problem& problem, const BackwardConfig& config);
 
 }  // namespace tandem::gpu

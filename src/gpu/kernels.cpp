@@ -97,7 +97,7 @@ FoundKernel find_kernel(const KernelName& name) {
     promise.set_value(found.kernel);
     return found;
   } catch (...) {
-    // Those who wait get the same error; the next call tries again.
+    // Threads that wait get the same error; the next call tries again.
     promise.set_exception(std::current_exception());
     const std::lock_guard lock(mutex);
     known.erase(key);

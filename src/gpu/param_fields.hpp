@@ -67,7 +67,7 @@ inline bool allows_vectors(const Operand& o, std::int64_t head_dim) {
          o.head_stride % 8 == 0 && o.batch_stride % 8 == 0;
 }
 
-/// The same of rows of 8-bit values, groups of 8.
+/// Whether every row of 8-bit values starts at a multiple of 8 bytes and holds whole groups of 8.
 inline bool allows_quantized_vectors(const Operand& x, std::int64_t head_dim) {
   return reinterpret_cast<std::uintptr_t>(x.data) % 8 == 0 && head_dim % 8 == 0 &&
          (x.row_stride | x.head_stride | x.batch_stride) % 8 == 0;

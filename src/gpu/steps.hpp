@@ -63,7 +63,7 @@ struct WorkDivision {
   int ctas = 0;  ///< as many as multiprocessors hold, or one a work item where there are fewer
   std::int64_t part_outputs = 0;  ///< numbers of ForwardParams::part_out
   std::int64_t part_sums = 0;
-  std::int64_t combine_ctas = 0;  ///< of the kernel behind it, one without a tile; 0: nothing to merge
+  std::int64_t combine_ctas = 0;  ///< CTAs of the kernel `combine`, one without a tile; 0: nothing to merge
   int split_blocks = 0;           ///< as in ForwardParams
   int part_rows = 0;
   int most_ctas = 0;  ///< split_ctas, split_few_ctas and split_least: with pairs clusters are counted
@@ -87,19 +87,19 @@ struct Steps {
   Recipe recipe;        ///< read where the problem has a precision
   KernelConfig config;  ///< the main kernel's, which an empty problem does not launch
   int multiprocessors = 0;
-  WorkDivision work;  ///< of a 16-bit forward call: add_forward divides it
+  WorkDivision work;  ///< for a 16-bit forward call: add_forward divides it
   Workspace workspace;
   StepList list;
 };
 
-/// The same of tandem::quantize.
+/// The steps of a call to tandem::quantize.
 struct QuantizeSteps {
   QuantizeProblem problem;
   Workspace workspace;
   StepList list;
 };
 
-/// The same of append_kv and of merge, which take no workspace.
+/// The steps of a call to append_kv, and below of one to merge. Neither takes a workspace.
 struct AppendSteps {
   AppendProblem problem;
   StepList list;

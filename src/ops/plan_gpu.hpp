@@ -10,10 +10,10 @@ namespace tandem {
 /// that the problem has. `sm_limit`: Execution's.
 Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted = nullptr, int sm_limit = 0);
 
-/// The same of a call to quantize, on the GPU of its tensors.
+/// Plans a call to quantize, on the GPU of its tensors.
 gpu::QuantizeSteps plan_quantize(const QuantizeProblem& problem);
 
-/// The same of calls to append_kv and merge.
+/// Plan calls to append_kv and merge, on the GPU of their tensors.
 gpu::AppendSteps plan_append(const AppendProblem& problem);
 gpu::MergeSteps plan_merge(const MergeProblem& problem);
 

@@ -43,7 +43,7 @@ void launch_all(const StepList& list, const Workspace& workspace, int device, ab
   }
 }
 
-/// Those of a call whose kernels share them.
+/// The parameters of a call whose kernels share them.
 template <typename Params>
 struct SharedParams {
   Params params;

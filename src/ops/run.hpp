@@ -11,10 +11,11 @@ namespace tandem::gpu {
 /// so that an error leaves the outputs as they were.
 void run(const Steps& steps, void* stream, void* workspace);
 
-/// The same of quantize, without a workspace. Throws Error (unsupported) for f32, which has no kernel.
+/// Launches the kernels of tandem::quantize; its workspace is allocated and freed in stream order. Throws
+/// Error (unsupported) for f32, which has no kernel.
 void run(const QuantizeSteps& steps, void* stream);
 
-/// The same of append_kv and merge, which take no workspace.
+/// Launches the kernels of append_kv or merge, which take no workspace.
 void run(const AppendSteps& steps, void* stream);
 void run(const MergeSteps& steps, void* stream);
 

@@ -22,7 +22,7 @@ constexpr int reserved_shared_bytes = 1024;
 /// What plans depend on of a GPU. By default the one that the shipped set is chosen for, an H100 or H200.
 struct DeviceFacts {
   const gpu::DeviceProperties* properties = nullptr;  ///< null of the default alone
-  Family family = Family::sm90;                       ///< of the kernels that serve it
+  Family family = Family::sm90;                       ///< the kernels that serve it
   bool wished = false;                                ///< the family is TANDEM_KERNELS', not the GPU's own
   int multiprocessors = 132;
   int shared_bytes_per_sm = hopper_shared_bytes_per_sm;
@@ -47,11 +47,11 @@ struct CallFacts {
   Mask mask{};           ///< what bounds and lengths any of its queries feels
   bool wide_heads =
       false;  ///< wider than the products of one warpgroup: the kernel `forward_wide` takes them
-  bool values_in_keys = false;  ///< of wide heads: V is the first columns of K, in memory
-  std::int64_t queries = 0;     ///< of a sequence; the mean, rounded up, where they are packed
-  std::int64_t keys = 0;        ///< of a sequence; the mean where they are packed
+  bool values_in_keys = false;  ///< wide heads alone: V is the first columns of K, in memory
+  std::int64_t queries = 0;     ///< queries a sequence has; the mean, rounded up, where they are packed
+  std::int64_t keys = 0;        ///< keys a sequence has; the mean where they are packed
 
-  // Of a forward call by the exact formula, else false.
+  // Set for a forward call by the exact formula, else false.
   bool has_few_queries = false;
   /// A tile of 16 rows holds all queries that share keys, as the kernel `decode` has them. With a split size
   /// or a function every row goes through the forward kernel's products.
@@ -59,7 +59,7 @@ struct CallFacts {
   /// Heads that share keys are rows of one tile, where that makes fewer tiles than a tile a head: of the few
   /// queries that a sequence has, keys are then read once a KV head.
   bool heads_as_rows = false;
-  HeadRows head_rows;  ///< of 64 rows, with heads_as_rows
+  HeadRows head_rows;  ///< the division of 64 rows, with heads_as_rows
   /// CTAs share the keys of a step of generation or of a few queries at once, or with a split size the
   /// splits.
   bool shares_keys = false;

@@ -30,7 +30,7 @@ struct AppendProblem {
   Pages pages;
   Scales k_scale, v_scale;               ///< by (batch, kv head), and by new row where group_stride is not 0
   Operand k_scale_cache, v_scale_cache;  ///< f32, addressed as the caches: scales that are found by row
-  Operand cos, sin;                      ///< of the rotary embedding, by position; not given if there is none
+  Operand cos, sin;                      ///< the rotary embedding's, by position; not given if there is none
   std::int64_t positions = 0;
   std::int64_t rotary_dim = 0;
   bool interleaved = false;

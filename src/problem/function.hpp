@@ -15,7 +15,7 @@ struct FunctionOpInfo {
   /// any: booleans become integers; real: all become reals; integer: reals are an error; logic: two booleans
   /// stay booleans, else as integer; compare: any, and the result is a boolean.
   enum class Takes { nothing, any, real, integer, logic, compare, special } takes;
-  FunctionType leaf = FunctionType::integer;  ///< of a leaf
+  FunctionType leaf = FunctionType::integer;  ///< the type of a leaf
 };
 
 const FunctionOpInfo& info_of(FunctionOp op);

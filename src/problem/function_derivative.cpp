@@ -15,13 +15,13 @@ class FunctionDerivative {
   explicit FunctionDerivative(FunctionBuilder& builder, std::int16_t by = none)
       : builder_(builder), by_(by) {}
 
-  /// Of y, 0 included.
+  /// The derivative of y as an expression, the constant 0 where y does not depend on the variable.
   Expression value_of(Expression y) {
     const std::int16_t slope = of(y);
     return slope >= 0 ? at(slope) : builder_.constant(0.0);
   }
 
-  /// Of y; -1 where that is 0.
+  /// The node of y's derivative; -1 where that is 0.
   std::int16_t of(Expression y) {
     const auto last = static_cast<std::size_t>(y.node());
     known_.assign(last + 1, -1);
@@ -60,7 +60,7 @@ class FunctionDerivative {
     return (at(a) + at(b)).node();
   }
 
-  /// Of node `self`.
+  /// The node of the derivative of node `self`; -1 where that is 0.
   std::int16_t step(const FunctionNode& node, std::int16_t self) {
     if (by_ >= 0 ? self == by_ : node.op == FunctionOp::score) return builder_.constant(1.0).node();
     if (node.op == FunctionOp::select) {

@@ -15,8 +15,8 @@ struct MaskWindow {
   struct Bounds {
     std::optional<std::int64_t> left, right;
   };
-  Bounds from_start;  ///< of positions as functions count them
-  Bounds from_end;    ///< of key - seqlen_k and query - seqlen_q, as a Problem's window has them
+  Bounds from_start;  ///< between positions as functions count them
+  Bounds from_end;    ///< between key - seqlen_k and query - seqlen_q, as a Problem's window has them
   /// No operand of the comparisons is more than this beyond twice the queries and keys: integers of 32 bits,
   /// which wrap, are then what they look like.
   std::int64_t reach = 0;

@@ -50,9 +50,9 @@ struct Scales {
   std::int64_t head_stride = 0;
   std::int64_t group_stride = 0;        ///< from block to block, or from row to row of the tensor
   ScaleGroup group = ScaleGroup::head;  ///< head, which may be all, block or row
-  std::int64_t heads = 1;               ///< of the tensor that share one: q may have those of its kv heads
+  std::int64_t heads = 1;               ///< heads that share a scale: q may have those of its kv heads
 
-  /// Of a (batch, kv head): group `head` alone.
+  /// The scale of a (batch, kv head): group `head` alone.
   [[nodiscard]] float at(std::int64_t batch, std::int64_t kv_head) const {
     return data != nullptr ? data[batch * batch_stride + kv_head * head_stride] : 1.0F;
   }
@@ -87,7 +87,7 @@ enum class Pass { forward, backward };
 /// The largest head dimension of any backend. GPU kernels, and products in 8 bits, take less.
 constexpr std::int64_t max_head_dim = 1024;
 constexpr std::int64_t max_gpu_head_dim = 256;
-/// Those of the forward kernel for wide heads.
+/// The largest head dimensions of the forward kernel for wide heads.
 constexpr std::int64_t max_gpu_wide_head_dim_qk = 576;
 constexpr std::int64_t max_gpu_wide_head_dim_v = 512;
 constexpr std::int64_t max_eight_bit_head_dim = 256;
@@ -135,7 +135,7 @@ struct Problem {
   Lengths cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   Dropout dropout;
   const Function* score_function = nullptr;  ///< from the scaled and capped score to the logit
-  const Function* mask_function = nullptr;   ///< of the pairs that the window leaves, those that are visible
+  const Function* mask_function = nullptr;   ///< which of the pairs that the window leaves are visible
   bool window_of_mask = false;  ///< a mask function gave bounds of the window, and is what it says besides
   /// Backward: f32, by the numbers of the score function's captured tensors; without data: not wanted.
   std::span<const Tensor> captured_gradients = {};

@@ -15,10 +15,10 @@ struct QuantizeProblem {
   std::int64_t heads = 0;
   std::int64_t head_dim = 0;
   Operand x, codes, scales, mean;
-  bool sampled_mean = false;  ///< of a sample of the rows, where there are more than mean_all_keys
+  bool sampled_mean = false;  ///< the mean samples rows, where there are more than mean_all_keys
   ScaleGroup group = ScaleGroup::head;
   bool rotate = false;
-  Operand cos, sin;  ///< of the rotary embedding, by row; not given if there is none
+  Operand cos, sin;  ///< the rotary embedding's, by row; not given if there is none
   std::int64_t rotary_dim = 0;
   bool interleaved = false;
   /// s8, scales by block: rows with a NaN or an infinity get a nan_marker, as attention expects. Otherwise

@@ -318,10 +318,10 @@ class Backward {
   const int threads_;
   std::byte* const workspace_;
   Stop* const stop_;                 ///< may be null
-  std::uint32_t* const semaphores_;  ///< of the shared kv heads
+  std::uint32_t* const semaphores_;  ///< by shared kv head
   double* const dsink_;              ///< by (batch, query head)
   std::int64_t* const order_;        ///< batch entries, the most work first
-  std::int64_t sum_rows_ = 0;        ///< of a slot, or of a kv head's area
+  std::int64_t sum_rows_ = 0;        ///< rows of a slot, or of a kv head's area
   bool slots_fit_ = true;
 };
 

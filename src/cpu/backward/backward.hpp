@@ -32,7 +32,7 @@ struct BackwardSchedule {
   std::int64_t areas = 0;
   std::int64_t dk_sum_row = 0;  ///< floats
   std::int64_t dv_sum_row = 0;
-  std::int64_t semaphores = 0;  ///< of a shared kv head: one a block of keys, and one for dsink
+  std::int64_t semaphores = 0;  ///< per shared kv head: one a block of keys, and one for dsink
 
   std::size_t sums_at = 0, semaphores_at = 0, dsink_at = 0, order_at = 0, captured_at = 0, total = 0;
 };

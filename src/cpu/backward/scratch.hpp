@@ -55,7 +55,7 @@ struct BackwardScratch {
   std::int64_t functions = 0;  ///< memory of a program, for each half of a panel
   std::int64_t dp = 0;         ///< dP of one panel of queries, for the gradients of what functions read
   std::int64_t seen = 0;       ///< lanes that see a key, 16 bits: by half panel and key (function.hpp)
-  std::int64_t kept = 0;       ///< of these, the lanes that dropout keeps
+  std::int64_t kept = 0;       ///< lanes of `seen` that dropout keeps
   std::int64_t total = 0;
 
   TANDEM_INLINE BackwardScratch make(const BackwardShape& s) {

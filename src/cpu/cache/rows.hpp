@@ -24,7 +24,7 @@ struct AppendRow {
   DType table_dtype = DType::f32;
   int rotary_dim = 0;
   bool interleaved = false;
-  const float* scales = nullptr;  ///< of 8-bit values, the first head's; null: 1
+  const float* scales = nullptr;  ///< the first head's, for 8-bit values; null: 1
   std::int64_t scale_stride = 0;  ///< from head to head
   float* found_scales = nullptr;  ///< in place of `scales`: each head's is found and written here
   std::int64_t found_stride = 0;

@@ -30,19 +30,19 @@ alignas(64) inline constexpr unsigned char zero_row[sizeof(float) * 1024] = {};
 
 /// The pages of one sequence where k and v are a cache in pages: tandem::Pages for kernels.
 struct TilePages {
-  const void* table = nullptr;  ///< of the sequence; null: keys are rows at even distances
+  const void* table = nullptr;  ///< the sequence's page numbers; null: keys are rows at even distances
   bool wide = false;
   std::int64_t stride = 1;
   std::int64_t page_size = 1;
   std::int64_t count = 0;
-  std::int64_t first_row = 0;  ///< of the sequence's rows that takes part
+  std::int64_t first_row = 0;  ///< the sequence's first row that takes part
   std::int64_t k_stride = 0;   ///< from page to page
   std::int64_t v_stride = 0;
 };
 
 /// Scales by row of k or v of a head: that of a row is at row_stride, and at page_stride for its page.
 struct TileScales {
-  const float* data = nullptr;  ///< of the first row that takes part, or of the first page; null: none
+  const float* data = nullptr;  ///< from the first row that takes part on, or the first page; null: none
   std::int64_t row_stride = 0;
   std::int64_t page_stride = 0;
 };
@@ -50,8 +50,8 @@ struct TileScales {
 /// Up to block_q query rows that share a KV head. The rows of all heads of the group are stacked, heads
 /// fastest: stacked row x is row x / group of head x % group.
 struct ForwardTile {
-  DType dtype = DType::f32;      ///< of q
-  DType key_dtype = DType::f32;  ///< of k and v: dtype, e4m3 or s8
+  DType dtype = DType::f32;      ///< the dtype of q
+  DType key_dtype = DType::f32;  ///< the dtype of k and v: that of q, e4m3 or s8
   DType out_dtype = DType::f32;
   int head_dim_qk = 0;
   int head_dim_v = 0;
@@ -79,10 +79,10 @@ struct ForwardTile {
   /// Keys of a split (Problem::split_size); 0: off. With it no row's bits depend on the others of its tile.
   std::int64_t split_size = 0;
 
-  float scale = 1.0F;  ///< of q k, dequantisation included but for scales by row
+  float scale = 1.0F;  ///< the factor of q k, dequantisation included but for scales by row
   float softcap = 0.0F;
   float v_scale = 1.0F;
-  const float* sink = nullptr;  ///< of the group's first head
+  const float* sink = nullptr;  ///< the sink of the group's first head
   std::int64_t sink_stride = 0;
 
   const TileFunctions* functions = nullptr;  ///< null: the caller has none
@@ -141,7 +141,7 @@ struct ForwardScratch {
   std::size_t sum = 0;
   std::size_t first_key = 0;  ///< i64 by lane
   std::size_t last_key = 0;
-  std::size_t totals = 0;  ///< of runs of keys: O^T and sum in f64, maximum in f32
+  std::size_t totals = 0;  ///< totals of runs of keys: O^T and sum in f64, maximum in f32
   std::size_t bytes = 0;
 };
 
@@ -187,13 +187,13 @@ struct ForwardScratch {
 
 /// What functions need behind ForwardScratch, as offsets in bytes from there.
 struct FunctionScratch {
-  std::size_t memory = 0;  ///< of a program
+  std::size_t memory = 0;  ///< what a program works in
   std::size_t rows = 0;    ///< MaskedRows (function.hpp) of every register of the tile
   std::size_t seen = 0;    ///< a word of lanes for each register and key of a block
   std::size_t bytes = 0;
 };
-constexpr int least_lanes = 4;         ///< of a register, whatever the instruction set
-constexpr int masked_rows_bytes = 16;  ///< of a MaskedRows
+constexpr int least_lanes = 4;         ///< lanes of a register, at least, whatever the instruction set
+constexpr int masked_rows_bytes = 16;  ///< the size of a MaskedRows
 /// Words of lanes from one register of rows to the next. Lanes are read eight bytes at a time.
 [[gnu::always_inline]] inline int seen_stride(int block_k) {
   return block_k + 8;
@@ -234,7 +234,7 @@ struct ForwardKernel {
 /// The pieces of the scratch memory that a short query has for each KV head, as offsets in bytes.
 struct ShortScratch {
   std::size_t q = 0;        ///< short_rows rows of whole registers
-  std::size_t sums = 0;     ///< of a run of keys, later O of a row; f32
+  std::size_t sums = 0;     ///< sums of a run of keys, later O of a row; f32
   std::size_t partial = 0;  ///< two partial results
   std::size_t bytes = 0;
 };

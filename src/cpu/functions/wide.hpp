@@ -25,7 +25,7 @@ struct Work {
   const ProgramStep& step;
   FunctionSource a, b, c;
   float* result;
-  float* high;               ///< of wide integers, the upper halves
+  float* high;               ///< the upper halves of wide integers
   std::int64_t result_step;  ///< from register to register
   int count;                 ///< registers of the result
 };

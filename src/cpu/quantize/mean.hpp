@@ -10,7 +10,7 @@
 namespace tandem::cpu {
 
 struct MeanKeys {
-  std::int64_t keys;  ///< of the sequence
+  std::int64_t keys;  ///< keys that the sequence has
   bool sampled;
 
   MeanKeys(std::int64_t keys_, bool may_be_sampled)

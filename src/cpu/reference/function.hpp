@@ -19,7 +19,7 @@ struct Pair {
 struct Dual {
   double value = 0.0;
   double slope = 0.0;     ///< d / d(score)
-  std::int64_t wide = 0;  ///< of an integer of 64 bits, in place of `value`
+  std::int64_t wide = 0;  ///< an integer of 64 bits, in place of `value`
 };
 
 class FunctionValue {

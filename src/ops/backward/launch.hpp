@@ -18,7 +18,7 @@ constexpr std::array<Loaded, 4> backward_loaded_tensors = {Loaded::q, Loaded::k,
 /// How the kernel of `config` reads a tensor. Whether TMA can is for tma_can_read to say.
 TensorMapSpec backward_tensor_map(const Problem& problem, const BackwardConfig& config, Loaded which);
 
-/// Those of all four, as they are.
+/// The maps of q, k, v and dout, read in place.
 LoadedMaps backward_maps(const Problem& problem, const BackwardConfig& config);
 
 /// What the kernels of `config` work in, linear in the number of queries: LSE and delta, f32 sums of dQ and
@@ -31,7 +31,7 @@ BackwardParams make_backward_params(const Problem& problem, const BackwardConfig
                                     const LoadedMaps& maps, EncodeTensorMap encode,
                                     const Workspace& workspace, char* memory);
 
-/// The same of the family sm80, whose main kernel reads tensors by their addresses.
+/// Parameters of the kernels of the family sm80, whose main kernel reads tensors by their addresses.
 Sm80BackwardParams make_sm80_backward_params(const Problem& problem, const BackwardConfig& config,
                                              const LoadedMaps& maps, const Workspace& workspace,
                                              char* memory);
@@ -52,9 +52,9 @@ bool causal_pairs(const Problem& problem, const BackwardConfig& config);
 std::int64_t backward_grid(const Problem& problem, const BackwardConfig& config, int multiprocessors);
 
 /// The Configs of the call's kernels: what a kernel does not read at its default, so that one compiled kernel
-/// serves several. Of the main kernel:
+/// serves several. First the main kernel's:
 BackwardConfig backward_main_config(BackwardConfig config);
-/// Of those around it, which serve all masks; and of the one among them that writes dq.
+/// The Configs of the kernels around it, which serve all masks, and of the one among them that writes dq.
 BackwardConfig backward_rows_config(const BackwardConfig& config);
 BackwardConfig backward_convert_config(const BackwardConfig& config);
 

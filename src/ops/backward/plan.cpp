@@ -195,7 +195,7 @@ BackwardConfig choose_backward_config(const CallFacts& facts) {
 std::vector<BackwardConfig> shipped_backward_configs() {
   struct Head {
     int qk, v;
-    bool usual;  ///< of many models: with sliding windows, in f16 and in a fixed order too
+    bool usual;  ///< many models have it: with sliding windows, in f16 and in a fixed order too
   };
   constexpr Head heads[] = {
       {64, 64, true}, {96, 96, false}, {128, 128, true}, {192, 128, false}, {256, 256, true}};

@@ -16,7 +16,7 @@ namespace {
 /// memory.
 struct TileLine {
   int head_dim;          ///< the larger of the two
-  int shared_kilobytes;  ///< of an SM, at least
+  int shared_kilobytes;  ///< what an SM has, at least
   int unit_qk;           ///< head_dim of q and k is padded to a multiple of it
   int unit_v;
   int block_m;
@@ -24,7 +24,7 @@ struct TileLine {
   int q_stages;  ///< blocks of q in flight, and of dout
   int dout_stages;
   bool ds_in_dout;
-  bool halved;  ///< of 128 keys, too, where head dimensions are multiples of 64 and nothing is compiled in
+  bool halved;  ///< BackwardConfig::halved, where head dimensions are multiples of 64, without functions
   const char* why;
 };
 

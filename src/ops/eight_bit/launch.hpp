@@ -15,7 +15,7 @@ struct QuantizedScales {
   const float* shift = nullptr;
 };
 
-/// Those that the quantiser writes to the workspace of quantized_workspace.
+/// The scales that the quantiser writes to the workspace of quantized_workspace.
 QuantizedScales quantized_scales(const Recipe& recipe, const Workspace& workspace, char* memory);
 
 /// Whether TMA can read q and k, quantized values of the caller's, where they are, and with transpose_v v.

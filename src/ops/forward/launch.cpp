@@ -26,7 +26,7 @@ int heads_in_order(std::int64_t heads, std::int64_t m_blocks, int sms) {
 struct TileRows {
   int unit;  ///< rows that one box of Q fills
   HeadRows of_unit;
-  std::int64_t queries;  ///< of a tile
+  std::int64_t queries;  ///< queries a tile has
   std::int64_t heads;    ///< that tiles have, one each; of a group they may be fewer than its query heads
 
   TileRows(const Problem& p, const Tiling& tiling)
@@ -203,7 +203,7 @@ struct Sharing {
         few(std::is_same_v<Config, DecodeConfig> ? multiprocessors : most),
         least(config.least_blocks) {}
 
-  /// Those of a line of `blocks` at most.
+  /// How many CTAs, or clusters, share a line of at most `blocks` key blocks.
   [[nodiscard]] int ctas(std::int64_t blocks) const {
     if (blocks >= enough_blocks * most) return as_int(most);
     return as_int(std::min({most, few, blocks_of(blocks, least)}));

@@ -19,7 +19,7 @@ constexpr std::array<Loaded, 3> forward_loaded_tensors = {Loaded::q, Loaded::k, 
 /// of a tile have. Whether TMA can is for tma_can_read to say.
 TensorMapSpec forward_tensor_map(const Problem& problem, const Tiling& tiling, Loaded which);
 
-/// Those of all three, as they are.
+/// The maps of q, k and v, read in place.
 LoadedMaps forward_maps(const Problem& problem, const Tiling& tiling);
 
 /// How a forward launch divides its work.
@@ -39,7 +39,7 @@ ForwardParams make_forward_params(const Problem& problem, const Tiling& tiling, 
                                   EncodeTensorMap encode, int sms, unsigned int* tile_counter,
                                   const SplitParts& parts = {});
 
-/// Those by (batch, KV head), and those by row; each null where the scales are of the other kind.
+/// Scales by (batch, KV head), and below by row; each null where the scales are of the other kind.
 HeadScales head_scales_of(const Scales& scales);
 /// The factors of scores by (batch, KV head): k's, or where the plan has made e4m3 queries 16-bit ones what
 /// stands in q_scale, theirs or the product of both.

@@ -186,7 +186,7 @@ ForwardConfig choose_forward_config(const CallFacts& facts) {
 std::vector<ForwardConfig> shipped_forward_configs() {
   struct Head {
     int qk, v;
-    bool usual;  ///< of many models: with sliding windows, and in f16 too
+    bool usual;  ///< many models have it: with sliding windows, and in f16 too
   };
   constexpr Head heads[] = {{64, 64, true},    {96, 96, false},   {128, 128, true},
                             {192, 128, false}, {192, 192, false}, {256, 256, true}};

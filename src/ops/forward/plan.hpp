@@ -32,7 +32,7 @@ int forward_register_limit(const ForwardConfig& config);
 /// rule; empty if it can.
 std::string forward_objection(const ForwardConfig& config);
 
-/// Of ForwardTileLine::varlen_from.
+/// A value of ForwardTileLine::varlen_from: no varlen call takes the line.
 constexpr int never = std::numeric_limits<int>::max();
 
 /// One line of the heuristics: the tile for head dimensions up to these.

@@ -60,7 +60,7 @@ const Sm80ForwardTileLine& tile_of(const ForwardConfig& c, int shared_bytes_per_
 }
 
 constexpr int most_stages = 2;
-/// Of tiles of few queries, which wait for memory.
+/// Stages, at most, for tiles of few queries, which wait for memory.
 constexpr int most_stages_of_few = 4;
 
 /// Keys of a block beside functions, whose values take registers, at most.

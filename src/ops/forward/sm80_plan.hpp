@@ -15,7 +15,7 @@ namespace tandem {
 struct Sm80ForwardTileLine {
   int head_dim_qk;
   int head_dim_v;
-  int shared_kilobytes;  ///< of an SM, at least
+  int shared_kilobytes;  ///< what an SM has, at least
   int block_m;
   int block_n;
   const char* why;

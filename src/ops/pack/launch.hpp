@@ -26,7 +26,8 @@ inline bool multiplies_scales(const Scales& q_scale, const Scales& k_scale) {
   return q_scale.data != nullptr && k_scale.data != nullptr && !is_by_row(k_scale);
 }
 
-/// Those of q in e4m3, as `problem` has it. `product` has (batch, heads_kv) numbers where multiplies_scales.
+/// Parameters of the kernel that widens q from e4m3 to the 16 bits that `problem` has it in. `product` has
+/// (batch, heads_kv) numbers where multiplies_scales.
 WidenParams make_widen_params(const Problem& problem, const LoadedTensor& q, const Scales& q_scale,
                               void* target, float* product);
 

@@ -13,7 +13,7 @@ struct QuantizedAxes {
   std::int64_t entries;  ///< batch entries that the tensors have: one of packed sequences
   std::int64_t heads;
   std::int64_t rows;
-  std::int64_t blocks;  ///< of quant_block rows, of all sequences of an entry
+  std::int64_t blocks;  ///< blocks of quant_block rows, of all sequences of an entry
 };
 inline QuantizedAxes query_axes(const Problem& p) {
   return {p.packed_q ? 1 : p.batch, p.heads_q, p.rows_q, quantized_blocks(p.rows_q, p.batch, p.packed_q)};

@@ -24,16 +24,16 @@ struct QuantizeItems {
 
   [[nodiscard]] std::int64_t total() const { return std::int64_t{q} + k + v; }
 };
-/// Of the kernels that quantise, or arrange quantized values of the caller's.
+/// The items of the kernels that quantise, or arrange quantized values of the caller's.
 QuantizeItems quantize_items(const Problem& problem, bool values_alone = false);
-/// Of the kernel that dequantises k and v.
+/// The items of the kernel that dequantises k and v.
 QuantizeItems dequantize_items(const Problem& problem);
 
 /// `memory` is that of `workspace`, which begins with quantized_workspace.
 QuantizeParams make_quantize_params(const Problem& problem, const Recipe& recipe, const Workspace& workspace,
                                     char* memory, bool values_alone = false);
 
-/// Those of a quantized problem, with its scales.
+/// Parameters of the kernel that arranges the values of a quantized problem, with its scales.
 ArrangeParams make_arrange_params(const Problem& problem, const QuantizeParams& params);
 
 /// What `dequantize` is launched with to fill the 16-bit K and V of dequantized(problem).

@@ -28,7 +28,7 @@ QuantizeConfig choose_quantize_config(const CallFacts& facts, const Recipe& reci
 /// The kernel dequantize, for a mixed problem; `varlen`: lengths differ.
 QuantizeConfig choose_dequantize_config(const Problem& asked, bool varlen);
 
-/// The same for a call to quantize, whose tensor takes k's place.
+/// The kernel of a call to quantize, whose tensor takes k's place.
 QuantizeConfig choose_tensor_config(const QuantizeProblem& problem);
 
 /// Bytes of local memory that the quantiser of a Config may take: that of packed sequences in s8 is a few
