@@ -106,7 +106,7 @@ class Call:
             raise misfit(name, getattr(self, name)) from None
 
     def plain(self) -> Call:
-        """The same with Python's own numbers, in place of NumPy's and of arrays and tensors of one."""
+        """This call with Python's own numbers, in place of NumPy's and of arrays and tensors of one."""
         values = {name: _plain(name, kind, getattr(self, name)) for name, kind in KINDS if kind != "word"}
         others = ("metadata", "functions", "dropout_seed", "dropout_offset", "dropout_places")
         return Call(**values, **{name: getattr(self, name) for name in others})

@@ -185,7 +185,7 @@ def _validate_table(q: Tensor, table: Any, lengths: Any) -> None:
 
 
 def _validate_indices(q: Tensor, **given: Any) -> None:
-    """Of indices and of how many of them count."""
+    """Validates indices and the number of them that count."""
     (name, indices), (of_length, length) = given.items()
     if indices is not None:
         _arrays.validate_tensor(name, indices, q, (*q.shape[:2], "topk"), *_arrays.INTEGERS)

@@ -59,7 +59,7 @@ def _check(name: str, found: Any, right: Any, yardstick: Any = None) -> str:
 
 
 def _check_out(out: Any, rounded: Callable[[Any], Any] | None = None) -> str:
-    """Of causal attention on _inputs, as `rounded` rounds them."""
+    """Validates the output of causal attention on _inputs, as `rounded` rounds them."""
     if rounded is None:
         return _check("out", out, _formula(*_inputs()))
     q, k, v = map(rounded, _inputs())

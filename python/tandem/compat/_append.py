@@ -136,7 +136,7 @@ def check_places(begin: Tensor, count: Tensor, k_cache: Tensor, page_table: Any,
 
 
 def positions(new: New, begin: Tensor, count: Tensor, q: Tensor, cu_seqlens_q: Any, by_row: bool) -> Tensor:
-    """Of each query, its position in the rotary embedding: a new row has the one that it gets in the cache,
+    """The position of each query in the rotary embedding: a new row has the one that it gets in the cache,
     and queries begin where new rows do. All of a sequence have that first one unless `by_row`, which
     FlashAttention asks of causal and windowed calls alone."""
     begin = (begin if new.rotary_seqlens is None else new.rotary_seqlens).long()

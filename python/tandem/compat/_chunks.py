@@ -140,8 +140,8 @@ def _offsets(begin: Tensor, ends: Tensor) -> Tensor:
 
 
 def _sequences(name: str, t: Tensor, cu_seqlens: Any, seqused: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each sequence its first row, counted through the tensor, how many rows it has, and how many of those
-    are in use."""
+    """For each sequence its first row, counted through the tensor, how many rows it has, and how many of
+    those are in use."""
     dimensions = 3 if cu_seqlens is not None else 4
     if t.ndim != dimensions:
         shape = "(total, heads, head_dim)" if dimensions == 3 else "(batch, seqlen, heads, head_dim)"

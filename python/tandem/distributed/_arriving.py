@@ -117,7 +117,7 @@ def _picked(links: Sequence[Link]) -> int:
 
 
 def _messages(links: Sequence[Link], whole: Tensor, picked: Tensor) -> list[list[Tensor]]:
-    """Of each rank: runs of rows as they lie in ``whole``, or what is picked of it, one after another."""
+    """For each rank: runs of rows as they lie in ``whole``, or what is picked of it, one after another."""
     parts = torch.split(picked, [link.picked for link in links])
     return [
         [part] if isinstance(link.places, Tensor) else [whole[run] for run in link.places]
@@ -172,8 +172,8 @@ class Keys(_Chunks):
         self.coming = self._send(0)
 
     def take(self, i: int) -> tuple[Tensor, Tensor]:
-        """Those of the i-th chunk, (batch, rows, heads, head_dim), in the order of their places. The next one
-        is sent for: before kernels that would hold all SMs are launched."""
+        """K and V of the i-th chunk, (batch, rows, heads, head_dim), in the order of their places. The
+        next one is sent for: before kernels that would hold all SMs are launched."""
         coming = self.coming
         if i + 1 < len(self.heads):
             self.coming = self._send(i + 1)

@@ -103,7 +103,7 @@ def _least_of(work: Work, sequence: int, cap: float) -> int:
 
 
 def divide(lengths: Sequence[int], ranks: int, mask: Mask, row_pairs: float) -> list[list[Part]]:
-    """Of each rank the parts that it holds."""
+    """For each rank the parts that it holds."""
     work = Work(lengths, mask, row_pairs)
     mean = sum(work.of(s, 0, n) for s, n in enumerate(lengths)) / ranks
     least = sum(work.received(work.ends(s, mean * _CAPS[-1])) for s in range(len(lengths)))
@@ -171,7 +171,7 @@ def _neighbours(held: list[list[Part]]) -> list[list[Part]]:
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
-    """The same rows, neighbours as one part, so that each part's keys are counted once."""
+    """Joins parts that are neighbours, so that each part's keys are counted once."""
     by_sequence: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for sequence, begin, end in sorted(parts):
         ranges = by_sequence[sequence]

@@ -72,7 +72,7 @@ class CacheLayout:
         return found
 
     def indices(self, rank: int) -> Tensor:
-        """Of each row of a rank its number in the sequence; int64, on the CPU."""
+        """The number of each row of a rank in the sequence; int64, on the CPU."""
         local = torch.arange(self.rows(rank))
         return local // self.block * (self.block * self.ranks) + rank * self.block + local % self.block
 

@@ -62,8 +62,8 @@ class Group:
         return self.pairs[0][2], self.pairs[-1][3]
 
     def cu_seqlens(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Those of queries and keys, of several pairs: rows between two pairs are sequences of their own,
-        those of queries without keys and those of keys without queries."""
+        """cu_seqlens of queries and keys, of several pairs: rows between two pairs are sequences of their
+        own, those of queries without keys and those of keys without queries."""
         if device not in self.lengths:
             first, _, first_key, _ = self.pairs[0]
             cu_q, cu_k = [0], [0]
@@ -98,7 +98,7 @@ class Group:
         return used_here(self.dropped[key])
 
     def _rows(self) -> list[Place]:
-        """Of each of the call's sequences."""
+        """The place of each of the call's sequences."""
         rows: list[Place] = []
         for place, apart in zip(self.places, self._apart(), strict=True):
             rows += [(0, 0, 0, 1)] * (2 * apart) + [place]
@@ -113,7 +113,7 @@ class Group:
         return slice(first, first + rows * step, step), slice(first_key, first_key + keys * step, step)
 
     def _apart(self) -> list[bool]:
-        """Of each pair whether there are rows between it and the pair before."""
+        """For each pair whether there are rows between it and the pair before."""
         before = [(0, self.pairs[0][0], 0, self.pairs[0][2]), *self.pairs[:-1]]
         return [
             (end, end_key) != (begin, begin_key)

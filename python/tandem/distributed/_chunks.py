@@ -14,7 +14,7 @@ from tandem.distributed._layout import Layout, kept_with_layout
 from tandem.distributed._machine import Machine, Shape
 from tandem.distributed._mask import Mask
 
-#: Of a tile of queries, or of keys in a backward pass; of packed sequences those are computed in pairs.
+#: Rows of a tile of queries, or of keys in a backward pass; tiles of packed keys are computed in pairs.
 _ROWS, _PAIR = 128, 256
 #: A backward pass over a forward pass: work, and what the host takes to launch it.
 WORK, _LAUNCHES = 2.5, 1.5
@@ -45,9 +45,9 @@ def _even(heads: int, count: int) -> tuple[int, ...]:
 def seconds(
     layout: Layout, mask: Mask, shape: Shape, machine: Machine, backward: bool, way: tuple[int, ...]
 ) -> float:
-    """Of a pass in chunks of so many heads, on the rank that takes longest: the first chunk of keys and the
-    last one of gradients are waited for, the others are on their way while kernels run, and hold these up by
-    a share of the time that they take."""
+    """Seconds of a pass in chunks of so many heads, on the rank that takes longest: the first chunk of keys
+    and the last one of gradients are waited for, the others are on their way while kernels run, and hold
+    these up by a share of the time that they take."""
     kernels = {heads: _kernels(layout, mask, shape, machine, backward, heads) for heads in set(way)}
     if layout.ranks == 1:
         return float(sum(kernels[heads] for heads in way).max())
@@ -81,8 +81,8 @@ def _kernels(layout: Layout, mask: Mask, shape: Shape, machine: Machine, backwar
 
 @kept_with_layout
 def _calls(layout: Layout, mask: Mask, backward: bool) -> Any:
-    """Of each call its rank, its tiles, of queries or of keys, its pairs and those of the longest tile: a row
-    each. Runs of packed sequences are one call, and so are runs of which one follows the other."""
+    """For each call its rank, its tiles, of queries or of keys, its pairs and those of the longest tile: a
+    row each. Runs of packed sequences are one call, and so are runs of which one follows the other."""
     calls: dict[tuple[int, int], tuple[int, int, int]] = {}
     width = sys.maxsize if min(mask.left, mask.right) < 0 else mask.left + mask.right + 1
     for rank, runs in enumerate(layout.runs):

@@ -36,7 +36,7 @@ class Estimate:
 
 @kept_with_layout
 def estimates(layout: Layout, mask: Mask, shape: Shape, links: Links) -> tuple[Estimate, ...]:
-    """Of every strategy that a group of these links can take."""
+    """An estimate for every strategy that a group of these links can take."""
     if links.within:
         return tuple(_with_levels(name, layout, mask, shape, links) for name in ("gather", "ring"))
     return tuple(way(layout, mask, shape, links.far) for way in (_gather, _ring, _with_heads))

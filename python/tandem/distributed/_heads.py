@@ -21,7 +21,7 @@ from tandem.distributed._layout import Layout, kept_with_layout, used_here
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import Piece, inverse_of
 
-#: Of each rank its heads of q and of k and v, as (first, last + 1)
+#: For each rank its heads of q and of k and v, as (first, last + 1)
 Shares = tuple[tuple[tuple[int, int], tuple[int, int]], ...]
 
 
@@ -89,7 +89,7 @@ def to_heads(
     pairs = list(zip(tensors, ranges, strict=True))
 
     def parts(memory: Tensor, rows: int, r: int) -> list[Tensor]:
-        """Of each tensor so many rows of the heads of rank r, (rows, batch, heads, ...), in this memory."""
+        """For each tensor so many rows of the heads of rank r, (rows, batch, heads, ...), in this memory."""
         shapes = [(rows, t.shape[0], heads[r][1] - heads[r][0], *t.shape[3:]) for t, heads in pairs]
         each = torch.split(memory, [math.prod(shape) for shape in shapes])
         return [part.view(shape) for part, shape in zip(each, shapes, strict=True)]
@@ -175,7 +175,7 @@ class Exchange:
         return found.transpose(1, 2).contiguous()
 
     def results(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the rank's rows."""
+        """The output and LSE of the rank's rows."""
         out = torch.cat(to_rows(self.ranks, self.order, out, self.of_q), 2)
         lse = torch.cat(to_rows(self.ranks, self.order, lse.transpose(1, 2), self.of_q), 2)
         return out, lse.transpose(1, 2).contiguous()
@@ -195,7 +195,7 @@ class Exchange:
         return _parts.Saved(q, out, lse, dout, dlse), k, v
 
     def gradients(self, dq: Tensor, dk: Tensor, dv: Tensor, k: Tensor, v: Tensor) -> Gradients:
-        """Those of the rank's rows; of heads that ranks share the sum, by ascending rank."""
+        """dq, dk and dv of the rank's rows; of heads that ranks share the sum, by ascending rank."""
         dq = torch.cat(to_rows(self.ranks, self.order, dq, self.of_q), 2)
         return dq, self._total(dk, k), self._total(dv, v)
 

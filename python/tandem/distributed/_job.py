@@ -28,7 +28,7 @@ class Job:
 
 @dataclass
 class Result:
-    """Of a rank's rows, in q's dtype and f32; ``kept`` is what the strategy's backward takes besides."""
+    """A rank's rows, in q's dtype and f32; ``kept`` is what the strategy's backward takes besides."""
 
     out: Tensor
     lse: Tensor
@@ -63,8 +63,8 @@ def put_rows(whole: Tensor, index: Tensor, rows: Tensor) -> None:
 
 
 def of_sixteen_bytes(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The same memory as elements of 16 bytes, where all of them can be seen so: a copy takes a thread for
-    each element."""
+    """The tensors' memory as elements of 16 bytes, where all of them can be seen so: a copy takes a thread
+    for each element."""
     for t in tensors:
         width = 16 // t.element_size()
         # `view` asks that the offset divides, a GPU that the address does; a storage may begin anywhere.

@@ -227,11 +227,11 @@ class Layout:
         return sum(run.count for run in self.runs[rank])
 
     def indices(self, rank: int) -> Tensor:
-        """Of each row of the shard its number among the rows of all sequences; int64, on the CPU."""
+        """The number of each row of the shard among the rows of all sequences; int64, on the CPU."""
         return _indices(self, rank, True)
 
     def positions(self, rank: int) -> Tensor:
-        """Of each row of the shard its place in its sequence, as rotary embeddings want it; int64, on the
+        """The place of each row of the shard in its sequence, as rotary embeddings want it; int64, on the
         CPU."""
         return _indices(self, rank, False)
 
@@ -258,7 +258,7 @@ class Layout:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The same for layouts that divide the same rows in the same way."""
+        """A hash that is equal for layouts that divide the same rows in the same way."""
         rows = self.code.clone()
         rows[1] = 0  # whatever made it
         return hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:12]
@@ -317,7 +317,7 @@ def _runs_between(lengths: Sequence[int], first: int, last: int) -> list[Run]:
 
 
 def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """The same rows in the same order, neighbours as one run."""
+    """Joins runs that follow one another; the rows stay in order."""
     found: list[Run] = []
     for run in runs:
         if found and found[-1].sequence == run.sequence and found[-1].last + 1 == run.start:

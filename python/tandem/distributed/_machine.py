@@ -35,7 +35,7 @@ class Machine:
 #: An H200 among others behind one NVLink switch: 600 TFLOP/s, and of the link's 450 GB/s what exchanges of
 #: tens of megabytes reached between four H100s. There an exchange beside kernels takes as long as one alone.
 H200 = Machine(600e12, 230e9, 200e-6, 3.5e12, 132, 0.4e-3, 1.0)
-#: The same over a network of 400 Gbit/s a GPU, of which collectives reach 0.9, by a tenth of the SMs.
+#: An H200 on a network of 400 Gbit/s a GPU, of which collectives reach 0.9, by a tenth of the SMs.
 H200_HOSTS = replace(H200, link=45e9, held_up=0.1)
 #: A process of a few cores among others of one host.
 CPU = Machine(2e11, 2e9, 100e-6, 5e9)
@@ -57,7 +57,7 @@ class Links:
 
     @classmethod
     def of(cls, device: str, hosts: tuple[int, ...], within: int) -> Links:
-        """Of ranks on these hosts: the same on every rank, whatever else it knows of its own."""
+        """The links of ranks on these hosts, equal on every rank, whatever else a rank knows of its own."""
         if device != "cuda":
             return cls(within, CPU, CPU)
         size = within or 1
@@ -79,7 +79,7 @@ class Shape:
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor) -> Shape:
-        """Of tensors with a batch."""
+        """The shape of a call of tensors with a batch."""
         return cls(q.shape[0], q.shape[2], k.shape[2], q.shape[3], v.shape[3], q.element_size())
 
     @property
@@ -88,5 +88,5 @@ class Shape:
         return self.batch * self.heads_kv * (self.head_dim_qk + self.head_dim_v)
 
     def flops(self, pairs: float) -> float:
-        """Of a forward pass over so many pairs of each head."""
+        """Operations of a forward pass over so many pairs of each head."""
         return 2.0 * pairs * self.batch * self.heads_q * (self.head_dim_qk + self.head_dim_v)

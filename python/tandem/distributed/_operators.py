@@ -63,7 +63,7 @@ def call(
 
 
 def _names(group: Any) -> list[str]:
-    """Those of a group, or of the groups along the dimensions of a mesh."""
+    """The names of a group, or of the groups along the dimensions of a mesh."""
     if group is None:
         group = dist.group.WORLD
     if isinstance(group, dist.ProcessGroup):

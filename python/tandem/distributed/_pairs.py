@@ -86,7 +86,7 @@ class Pairs:
         return found
 
     def with_sums(self) -> Pairs:
-        """The same with gradients that are 0."""
+        """These functions with gradients that are 0."""
         sums = (
             torch.zeros(t.shape, dtype=torch.float32, device=t.device) if i in self.differentiated else None
             for i, t in enumerate(self.captured)

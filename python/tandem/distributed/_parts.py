@@ -40,7 +40,7 @@ class Options:
         return call
 
     def at(self, head: int) -> Options:
-        """Those of tensors that begin with this one of these query heads."""
+        """The options of tensors that begin with this one of these query heads."""
         return self if head == 0 else replace(self, first_head=self.first_head + head)
 
 
@@ -107,7 +107,7 @@ def add_sink(rows: Rows, sink: Tensor) -> None:
 
 @dataclass
 class Saved:
-    """Of the whole rows: what a backward call of any part of the keys takes."""
+    """What a backward call of any part of the keys takes of the whole rows."""
 
     q: Tensor
     out: Tensor
@@ -116,7 +116,7 @@ class Saved:
     dlse: Tensor | None
 
     def of_heads(self, heads: slice) -> Saved:
-        """The same of these query heads."""
+        """What a backward call takes of these query heads."""
         q, out, dout = (t[:, :, heads] for t in (self.q, self.out, self.dout))
         return Saved(q, out, self.lse[:, heads], dout, None if self.dlse is None else self.dlse[:, heads])
 

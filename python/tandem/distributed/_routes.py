@@ -53,7 +53,7 @@ def pieces(layout: Layout, rank: int) -> tuple[Piece, ...]:
 
 @kept_with_layout
 def needed(layout: Layout, mask: Mask, rank: int) -> dict[int, list[tuple[int, int]]]:
-    """Of each sequence the places of keys that a rank's queries see, as disjoint ranges in order."""
+    """For each sequence the places of keys that a rank's queries see, as disjoint ranges in order."""
     every, ranges = _all_needed(layout, mask), defaultdict(list)
     for _, sequence, begin, end in every[every[:, 0] == rank].tolist():
         ranges[sequence].append((begin, end))
@@ -84,7 +84,7 @@ def index_of(begins: Sequence[int], counts: Sequence[int]) -> Tensor:
 
 
 def inverse_of(order: Tensor) -> Tensor:
-    """Of a permutation; without sorting it."""
+    """The inverse of a permutation, without sorting it."""
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order))
     return inverse

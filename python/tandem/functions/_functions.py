@@ -40,7 +40,7 @@ class Places:
 
 _trace_calls.define()
 
-#: Of a call that has the sequences whole.
+#: The places of a call that has the sequences whole.
 OWN_PLACES = Places()
 
 

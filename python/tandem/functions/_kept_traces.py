@@ -23,7 +23,7 @@ import numpy as np
 
 from tandem.functions._trace import FUNCTIONS
 
-#: Of Python's own functions, those that depend on their arguments alone.
+#: Python's own functions that depend on their arguments alone.
 _PLAIN = {
     name: getattr(builtins, name)
     for name in (
@@ -54,7 +54,7 @@ class Reached:
 
 
 def reached(library: str, *functions: Any) -> Reached | None:
-    """Of functions that are traced together, None of those that a call has not. None: unknown."""
+    """What functions that are traced together reach, None for those that a call has not. None: unknown."""
     found = Reached()
     try:
         key = [None if f is None else _function(f, found.arrays, 0) for f in functions]

@@ -171,7 +171,7 @@ def _labels(model: Any, given: dict[str, Any], layout: Layout, ranks: Ranks) -> 
 
 
 def _digest(given: dict[str, Any]) -> str:
-    """The same for the same tokens and labels."""
+    """A hash that is equal where the tokens and labels are."""
     found = hashlib.sha256()
     for name in ("input_ids", "inputs_embeds", "labels", "position_ids"):
         if given.get(name) is not None:

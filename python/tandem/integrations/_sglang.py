@@ -104,7 +104,7 @@ class TandemBackend(AttentionBackend):
         return str(self.device) != "cpu"
 
     def _scales(self, layer: Any, like: Tensor) -> dict[str, Any]:
-        """Those of an 8-bit cache, tensors of one element; none if the checkpoint has none."""
+        """Scales of an 8-bit cache, tensors of one element; none if the checkpoint has none."""
         if not self.is_8_bit or layer.k_scale is None or layer.v_scale is None:
             return {}
         given = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}

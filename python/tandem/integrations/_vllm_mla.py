@@ -81,7 +81,7 @@ class TandemMLAMetadataBuilder(MLACommonMetadataBuilder):
         dcp_tot_seq_lens_device: Tensor | None = None,
         **_: Any,
     ) -> TandemMLADecodeMetadata:
-        """Of the requests that decode."""
+        """The metadata of the requests that decode."""
         return TandemMLADecodeMetadata(
             block_table=block_table_tensor,
             seq_lens=seq_lens_device,
@@ -181,7 +181,7 @@ class TandemMLAPrefillBackend(Backend, MLAPrefillBackend):
         out: Tensor | None = None,
         output_scale: Tensor | None = None,
     ) -> Any:
-        """Of new tokens to one another: the result; with return_softmax_lse also the LSE, (heads, tokens)."""
+        """Attends from new tokens to one another; with return_softmax_lse also the LSE, (heads, tokens)."""
         refuse_scales(output_scale)
         cu = self._prefill_metadata.query_start_loc
         return self._attend(q, k, v, cu, cu, causal=True, return_lse=return_softmax_lse, out=out)

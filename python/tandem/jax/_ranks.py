@@ -87,7 +87,7 @@ def attend(
 
 
 def _rows_of(name: str, whole: Any, first: Any, count: int, rows: int) -> Any:
-    """Of what broadcasts to the scores of whole sequences that of some queries."""
+    """The rows for some queries of an array that broadcasts to the scores of whole sequences."""
     whole = jnp.asarray(whole)
     if whole.ndim < 2 or whole.shape[-2] == 1:
         return whole

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 
 def register() -> None:
-    """Of the operators as they are now."""
+    """Registers FLOP formulas for the operators as they are now."""
     for name, formula in (
         ("attention", _forward),
         ("attention_out", _forward),
