@@ -223,3 +223,25 @@ def test_docs_are_for_readers() -> None:
     docs = ROOT / "docs"
     assert {path.suffix for path in docs.rglob("*") if path.is_file()} <= {".md", ".svg", ".css", ".js"}
     assert sum(len(page.read_text().split()) for page in docs.rglob("*.md")) <= 60_000
+
+
+# Sources of compiled kernels: a digest of their text, comments included, names the kernels.
+OF_KERNELS = re.compile(r"src/(config|tile|ptx)/|src/problem/recipe\.hpp|.*/config\.hpp")
+UNNAMED = re.compile(r'(?://[/!]?<?|"""|#:?) *(?:The same|Those|Of) |///< *of ')
+
+
+def test_comments_begin_with_what_a_thing_is() -> None:
+    wrong, files = [], 0
+    for path in sources("src", "include", "python", "cli"):
+        name = path.relative_to(ROOT).as_posix()
+        if path.suffix not in {".h", ".hpp", ".cpp", ".py"} or OF_KERNELS.match(name):
+            continue
+        files += 1
+        continues = False  # the comment of the line before
+        for line in path.read_text().splitlines():
+            comment = line.lstrip().startswith(("//", "#"))
+            if UNNAMED.search(line) and not (comment and continues):
+                wrong.append(f"{name}: {line.strip()}")
+            continues = comment
+    assert files > 300
+    assert wrong == []
