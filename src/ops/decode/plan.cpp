@@ -51,7 +51,7 @@ int forward_registers(const DecodeConfig& c) {
 }
 
 int forward_register_limit(const DecodeConfig& c) {
-  return std::min(255, 65536 / c.threads() / ctas_per_sm(c) / 8 * 8);
+  return std::min(255, 65536 / DecodeConfig::threads() / ctas_per_sm(c) / 8 * 8);
 }
 
 std::string forward_objection(const DecodeConfig& c) {

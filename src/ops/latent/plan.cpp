@@ -77,8 +77,8 @@ int forward_registers(const LatentConfig& c) {
   return c.tiling.head_dim_v / wide_parts / 2 + forward_other_registers;  // other warpgroups have the scores
 }
 
-int forward_register_limit(const LatentConfig& c) {
-  return c.registers().consumer;
+int forward_register_limit(const LatentConfig& /*c*/) {
+  return LatentConfig::registers().consumer;
 }
 
 std::string forward_objection(const LatentConfig& c) {
