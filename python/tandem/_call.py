@@ -261,31 +261,25 @@ def result_dtype(dtype: DType, out_dtype: Any) -> DType:
     return asked
 
 
-def forward_arrays(
+def forward(
     call: Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any = None, out_dtype: Any = None
-) -> tuple[Any, ...]:
-    """The arrays of a forward call as _core.FORWARD names them. The last two are its outputs: `out` (made if
-    None) and the LSE (None if not wanted)."""
+) -> tuple[Any, Any]:
+    """(out, lse): `out` is made if None; `lse` is None unless return_lse."""
     library = _arrays.library_of("q", q)
     _arrays.expect("k", k, library)
     _arrays.expect("v", v, library)
+    made = out
     if out is None:
         dtype = result_dtype(_arrays.dtype_of("q", q), out_dtype)
-        out = library.empty(q, (*q.shape[:-1], *v.shape[-1:]), dtype)
+        made = library.empty(q, (*q.shape[:-1], *v.shape[-1:]), dtype)
     lse = library.empty(q, lse_shape(q), DType.f32) if return_lse else None
-    return (q, k, v, sink, *call.metadata, out, lse)
+    _core.forward((q, k, v, sink, *call.metadata, made, lse), call.options(), library.stream(q))
+    if out is not None:
+        _arrays.wrote(out)
+    return made, lse
 
 
-def forward(call: Call, q: Any, *args: Any, **outputs: Any) -> tuple[Any, Any]:
-    """(out, lse); `lse` is None unless return_lse. Arguments as for forward_arrays."""
-    arrays = forward_arrays(call, q, *args, **outputs)
-    _core.forward(arrays, call.options(), _arrays.library_of("q", q).stream(q))
-    if outputs.get("out") is not None:
-        _arrays.wrote(arrays[-2])
-    return arrays[-2], arrays[-1]
-
-
-def backward_arrays(
+def backward(
     call: Call,
     dout: Any,
     q: Any,
@@ -295,38 +289,18 @@ def backward_arrays(
     lse: Any,
     sink: Any,
     dlse: Any,
-    gradients: tuple[Any, Any, Any, Any] = (None, None, None, None),
-    *,
-    needed: Sequence[bool] = (True, True, True, True),
+    written: tuple[Any, Any, Any, Any] = (None, None, None, None),
 ) -> tuple[Any, ...]:
-    """The arrays of a backward call as _core.BACKWARD names them. The last four are dq, dk, dv and dsink:
-    those in `gradients`, made where None; None of those that are not `needed`."""
+    """(dq, dk, dv, dsink): those in `written`, made where None; dsink is None without a sink."""
     library = _arrays.library_of("q", q)
 
-    def like(name: str, array: Any, given: Any, wanted: bool) -> Any:
-        if given is not None or array is None or not wanted:
+    def like(name: str, array: Any, given: Any) -> Any:
+        if given is not None or array is None:
             return given
         _arrays.expect(name, array, library)
         return library.empty(array, array.shape, _arrays.dtype_of(name, array))
 
-    made = map(like, ("q", "k", "v", "sink"), (q, k, v, sink), gradients, needed)
-    return (q, k, v, sink, *call.metadata, out, lse, dout, dlse, *made)
-
-
-def backward(
-    call: Call,
-    dout: Any,
-    q: Any,
-    *args: Any,
-    needed: Sequence[bool] = (True, True, True, True),
-    captured: Sequence[Any] = (),
-) -> tuple[Any, ...]:
-    """(dq, dk, dv, dsink); dsink is None without a sink, and what is not needed. `captured`: where to write
-    the gradients of the arrays that the call's functions read. Other arguments as for backward_arrays."""
-    arrays = backward_arrays(call, dout, q, *args, needed=needed)
-    options = call.options()
-    if captured:
-        call.functions.set_gradients(options, captured)
-    _core.backward(arrays, options, _arrays.library_of("q", q).stream(q))
-    dq, dk, dv, dsink = arrays[-4:]
-    return dq, dk, dv, dsink
+    made = tuple(map(like, ("q", "k", "v", "sink"), (q, k, v, sink), written))
+    arrays = (q, k, v, sink, *call.metadata, out, lse, dout, dlse, *made)
+    _core.backward(arrays, call.options(), library.stream(q))
+    return made

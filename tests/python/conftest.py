@@ -51,10 +51,18 @@ def in_torch() -> Iterator[Any]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of Tandem's passes, as they run."""
     made: list[str] = []
-    for name in ("forward", "backward"):
-        real = getattr(tandem._call, name)
-        spy = lambda *a, _name=name, _real=real, **o: made.append(_name) or _real(*a, **o)  # noqa: E731
-        monkeypatch.setattr(tandem._call, name, spy)
+
+    def spied(name: str, real: Any) -> Any:
+        def spy(*arguments: Any) -> Any:
+            results = real(*arguments)
+            if name != "forward_tensors" or results is not None:  # else forward follows
+                made.append(name.partition("_")[0])
+            return results
+
+        return spy
+
+    for name in ("forward_tensors", "forward", "backward"):
+        monkeypatch.setattr(tandem._core, name, spied(name, getattr(tandem._core, name)))
     return made
 
 

@@ -13,7 +13,7 @@ import tandem
 import torch
 from tandem import _call, _core
 from tandem.flash_attn import flash_attn_func
-from tandem.torch import _operators
+from tandem.torch import _direct, _operators
 from test_forward import FEATURES, qkv, varlen
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad
@@ -231,13 +231,13 @@ def test_checkpointing_gives_the_same_gradients() -> None:
 
 def test_use_deterministic_algorithms_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    real = _call.backward
+    real = _direct.backward
 
-    def spy(call: _call.Call, *args: Any, **options: Any) -> Any:
+    def spy(call: _call.Call, *args: Any) -> Any:
         seen.append(call.deterministic)
-        return real(call, *args, **options)
+        return real(call, *args)
 
-    monkeypatch.setattr(_call, "backward", spy)
+    monkeypatch.setattr(_direct, "backward", spy)
     q, k, v = (t.requires_grad_() for t in qkv())
     before = torch.are_deterministic_algorithms_enabled()
     for wish in (False, True):

@@ -16,7 +16,7 @@ from torch import Tensor
 from tandem import _call
 from tandem._errors import InvalidArgumentError, UnsupportedError
 from tandem.compat import _chunks
-from tandem.torch import _calls, _with_functions
+from tandem.torch import _calls, _direct, _with_functions
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -108,13 +108,13 @@ def run(
         call = replace(call, precision="fp8")
     sink = plain(sink)
     quick = out is None and not call.asks_pairs
-    results = _calls.quick(call, q, k, v, sink, return_lse) if quick else None
+    results = _direct.quick(call, q, k, v, sink, return_lse) if quick else None
     if results is not None:
         return results
     only_tensors(q=q, k=k, v=v)
     # FlashAttention copies tensors whose last dimension is not contiguous.
     q, k, v = gathered(q), gathered(k), gathered(v)
-    return _calls.attention(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=None)
+    return _calls.in_full(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=None)
 
 
 def _takes_fp8(call: _call.Call, q: Any, k: Any, v: Any) -> bool:

@@ -14,12 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _call, _dropout
+from tandem import _call, _dropout
 from tandem._errors import UnsupportedError
 from tandem.functions import _functions
-from tandem.torch import _with_functions
-
-_arrays.meet_torch()
+from tandem.torch import _calls
 
 
 class Handle:
@@ -109,11 +107,13 @@ def _masked_or_dropping(name: str, key: str) -> Callable[..., Any]:
         ):
             return theirs.call_boxed(keys, *arguments, **options)
         is_causal, scale = given.get("is_causal", False), given.get("scale")
-        call, *tensors = _problem(q, k, v, is_causal, scale, mask, detached=False)
+        call, *three = _problem(q, k, v, is_causal, scale, mask, detached=False)
         _dropout.add(call, dropout_p, None, 0)
         call.formula = functools.partial(_formula, is_causal)
-        tensors = [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
-        out, lse = _with_functions.attention(call, *tensors, None, return_lse=True, out=None, out_dtype=None)
+        q_rows, k_rows, v_rows = (t if t.stride(-1) == 1 else t.contiguous() for t in three)
+        out, lse = _calls.in_full(
+            call, q_rows, k_rows, v_rows, None, return_lse=True, out=None, out_dtype=None
+        )
         return _results(len(schema.returns), out.transpose(1, 2), lse, q, k)
 
     return function
@@ -254,8 +254,8 @@ def _cpu_forward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    call, *tensors = _problem(q, k, v, is_causal, scale, attn_mask)
-    out, lse = _call.forward(call, *tensors, None, return_lse=True)
+    call, q, k, v = _problem(q, k, v, is_causal, scale, attn_mask)
+    out, lse = _call.forward(call, q, k, v, None, return_lse=True)
     return out.transpose(1, 2), lse
 
 
@@ -272,17 +272,16 @@ def _cpu_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    call, *tensors = _problem(q, k, v, is_causal, scale, attn_mask)
+    call, rows, keys, values = _problem(q, k, v, is_causal, scale, attn_mask)
     dout, out = dout.transpose(1, 2), out.transpose(1, 2)
     dout = dout if dout.stride(-1) == 1 else dout.contiguous()
-    seen = tensors[1].shape[1]
-    gradients = tuple(torch.empty_like(t) for t in tensors)
+    seen = keys.shape[1]
+    dq, dk, dv = (torch.empty_like(t) for t in (rows, keys, values))
     if seen < k.shape[2]:
-        gradients = (gradients[0], *(torch.zeros_like(t).transpose(1, 2) for t in (k, v)))
-    written = (gradients[0], gradients[1][:, :seen], gradients[2][:, :seen], None)
-    _call.backward(call, dout, *tensors, out, lse, None, None, written)
-    dq, dk, dv = (gradient.transpose(1, 2) for gradient in gradients)
-    return dq, dk, dv
+        dk, dv = (torch.zeros_like(t).transpose(1, 2) for t in (k, v))
+    written = (dq, dk[:, :seen], dv[:, :seen], None)
+    _call.backward(call, dout, rows, keys, values, out, lse, None, None, written)
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 
 def _cuda_forward(
@@ -295,9 +294,9 @@ def _cuda_forward(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    call, *tensors = _problem(q, k, v, is_causal, scale)
+    call, rows, keys, values = _problem(q, k, v, is_causal, scale)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    _, lse = _call.forward(call, *tensors, None, return_lse=True, out=out.transpose(1, 2))
+    _, lse = _call.forward(call, rows, keys, values, None, return_lse=True, out=out.transpose(1, 2))
     results: tuple[Any, ...] = _results(9, out, lse, q, k)
     return results
 

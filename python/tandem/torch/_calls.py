@@ -1,71 +1,87 @@
-"""The functions of the package for PyTorch's tensors: by the shortest way where nobody watches a call, by the
-operators of torch.ops.tandem otherwise. Imported when a tensor first comes in.
+"""The functions of the package for PyTorch's tensors. A call goes one of three ways: directly (_direct) where
+nobody follows it, as one record (_record) where autograd alone does, and by the operators of torch.ops.tandem
+(_operators) for dispatchers, graphs and subclasses. Imported when a tensor first comes in.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from tandem import _arrays, _call, _core, _plans, _run
+from tandem import _arrays, _call, _core, _dropout, _plans, _run
 from tandem._errors import InvalidArgumentError
-from tandem.torch import _derivatives, _operators, _with_functions
-
-_arrays.meet_torch()
+from tandem.torch import _derivatives, _direct, _operators, _record, _with_functions
 
 
 def attention(
     call: _call.Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any, out_dtype: Any
 ) -> Any:
     """As tandem.attention, for tensors."""
-    if out is None and out_dtype is None and (not call.asks_pairs or _with_functions.is_plain(call)):
-        results = quick(call, q, k, v, sink, return_lse)
+    if out is None and out_dtype is None and (not call.asks_pairs or _reads_plain(call)):
+        results = _direct.quick(call, q, k, v, sink, return_lse)
         if results is not None:
             return results
-    if out is out_dtype is None and _are_in_graph(call):
-        read = call.functions.arrays
-        _with_functions.validate_call(call, q, k, v, sink, read)
-        q, k, v, _ = _derivatives.prepared(call, q, k, v, (sink, *read), None)
-        flat = _operators.flat_with_functions(call)
-        result, lse = torch.ops.tandem.attention_with_functions(q, k, v, sink, *flat)
-        return (result, lse) if return_lse else result
+    return in_full(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
+
+
+def in_full(
+    call: _call.Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any, out_dtype: Any
+) -> Any:
+    """As attention, of what _direct.quick leaves."""
+    goes_on = not call.asks_pairs or (out is out_dtype is None and _operators.are_in_graph(call))
+    attend = _attend if goes_on else _outside_graphs
+    return attend(call, q, k, v, sink, return_lse, out, out_dtype)
+
+
+def _attend(
+    call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool, out: Any, out_dtype: Any
+) -> Any:
+    read = () if call.functions is None else call.functions.arrays
     if call.asks_pairs:
-        return _with_functions.attention(
-            call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype
-        )
-    if q.is_nested or getattr(k, "is_nested", False) or getattr(v, "is_nested", False):
-        raise _nested(q=q, k=k, v=v)
-    direct = _is_plain(q, k, v) and not q.is_meta and not _any_negated(q, k, v, sink, *call.metadata)
-    if not direct:
-        _validate(call, q, k=k, v=v, sink=sink, out=out)
-        # A call without memory, of which the operator tells the shapes.
-        if type(q) in _with_functions.PLAIN and q.is_meta:
-            _plans.check(call, q, k, v, sink, out)
-    q, k, v, recorded = _derivatives.prepared(call, q, k, v, sink, out)
-    if direct and not recorded and out is None:
-        result, lse = _forward(call, q, k, v, sink, out_dtype, return_lse)
-    elif direct and not recorded and not _is_profiled():
-        result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
-    elif out is not None:
-        lse = torch.ops.tandem.attention_out(q, k, v, sink, *_operators.flat(call), out)
-        result = out
+        _with_functions.validate_call(call, q, k, v, sink, read)
+        _dropout.draw(call, q)
+        is_direct = not _operators.are_in_graph(call)
     else:
-        dtype = None if out_dtype is None else _arrays.torch_dtype(_arrays.dtype_named(out_dtype))
-        if direct:
-            record: Any = TandemAttention.apply
-            result, lse = record(call, dtype, q, k, v, sink)
-        else:
-            result, lse = torch.ops.tandem.attention(q, k, v, sink, *_operators.flat(call), dtype)
+        if q.is_nested or getattr(k, "is_nested", False) or getattr(v, "is_nested", False):
+            raise _nested(q=q, k=k, v=v)
+        is_direct = _direct.is_possible(q, k, v, beside=(sink, *call.metadata))
+        if not is_direct:
+            _validate(call, q, k=k, v=v, sink=sink, out=out)
+            # A call without memory, of which the operator tells the shapes.
+            if type(q) in _direct.PLAIN and q.is_meta:
+                _plans.check(call, q, k, v, sink, out)
+    q, k, v, recorded = _derivatives.prepared(call, q, k, v, (sink, *read), out)
+    if is_direct and recorded:
+        if call.functions is not None and call.functions.score is not None:
+            wanted = (i for i, t in enumerate(read) if _derivatives.is_recorded(t))
+            call.functions.differentiated = tuple(wanted)
+        record: Any = _record.TandemAttention.apply
+        result, lse = record(call, out_dtype, q, k, v, sink, *read)
+    else:
+        way_on = _operators.way_on(call, is_direct)
+        result, lse = way_on(call, q, k, v, sink, out, out_dtype, return_lse)
     return (result, lse) if return_lse else result
 
 
-def _are_in_graph(call: _call.Call) -> bool:
-    """Whether a call has functions that go into a graph of torch.compile, by an operator that takes text."""
-    return torch.compiler.is_dynamo_compiling() and call.functions is not None and call.dropout_p == 0
+#: What torch.compile tells of the graph break, from PyTorch 2.7 on.
+_WHY = "no part of a graph: leave fullgraph=True out, or dropout, or out= and out_dtype= beside functions"
+_disable: Any = torch.compiler.disable
+_outside_graphs: Any = _disable(
+    _attend, **({"reason": _WHY} if "reason" in inspect.signature(_disable).parameters else {})
+)
+
+
+def _reads_plain(call: _call.Call) -> bool:
+    """Whether a call has functions alone, which read plain tensors that autograd does not follow."""
+    if call.functions is None or call.dropout_p != 0:
+        return False
+    for t in call.functions.arrays:
+        if type(t) not in _direct.PLAIN or t.is_meta or t.requires_grad:
+            return False
+    return True
 
 
 def attention_backward(
@@ -83,38 +99,32 @@ def attention_backward(
     """(dq, dk, dv, dsink), those in `written` where given, as tandem.attention_backward for tensors."""
     inputs = (dout, dlse, q, k, v, sink, out, lse)
     named = dict(zip(("dq", "dk", "dv", "dsink"), written, strict=True))
-    direct = (
-        _is_plain(dout, q, k, v, out, lse) and not q.is_meta and not _any_negated(*inputs, *call.metadata)
-    )
-    if not direct:
+    is_direct = _direct.is_possible(q, k, v, dout, out, lse, beside=(dlse, sink, *call.metadata))
+    if not is_direct:
         others = {"dout": dout, "dlse": dlse, "k": k, "v": v, "sink": sink, "out": out, "lse": lse}
         _validate(call, q, **others, **named)
     recorded = _derivatives.is_recorded(*inputs)
     for name, t in named.items():
         if t is not None:
             _derivatives.validate_out(name, t, recorded)
-    if direct and not recorded and (call.asks_pairs or not _is_profiled()):
+    if is_direct and not recorded and (call.asks_pairs or not _direct.is_profiled()):
         gradients = _call.backward(call, dout, q, k, v, out, lse, sink, dlse, written)
         _arrays.wrote(*written)
         return gradients
-    if _are_in_graph(call) and all(t is None for t in written):
-        arguments = (*inputs, *_operators.flat_with_functions(call))
-        of_read = [False] * len(call.functions.arrays)
-        needed = (True, True, True, sink is not None)
-        return tuple(_derivatives.by_operator_with_functions(arguments, of_read, needed)[:4])
-    flat = _operators.flat(call)
     if all(t is None for t in written):
-        return _derivatives.by_operator(*inputs, flat, (True, True, True, sink is not None))
+        flat, functions = _operators.arguments(call)
+        needed = (True, True, True, sink is not None, *([False] * len(functions[2]) if functions else ()))
+        return _derivatives.by_operator(flat, functions, needed, *inputs)[:4]
     pairs = zip(written, (q, k, v, sink), strict=True)
     made = tuple(_like(t) if given is None and t is not None else given for given, t in pairs)
-    torch.ops.tandem.attention_backward_out(*inputs, *flat, *made)
+    torch.ops.tandem.attention_backward_out(*inputs, *_operators.flat(call), *made)
     return made
 
 
 def quantize(x: Any, *options: Any) -> tuple[Any, Any, Any]:
     """As _run.quantize, for tensors."""
     *_, cos, sin, _, _ = options
-    if _is_plain(x) and not x.is_meta and not _any_negated(x, cos, sin) and not _is_profiled():
+    if _direct.is_possible(x, beside=(cos, sin)) and not _direct.is_profiled():
         return _run.quantize(x, *options)
     values, scales, mean = torch.ops.tandem.quantize(x, *options)
     return values, scales, mean
@@ -123,7 +133,7 @@ def quantize(x: Any, *options: Any) -> tuple[Any, Any, Any]:
 def append_kv(*arguments: Any) -> Any:
     """As _run.append_kv, for tensors."""
     tensors = [t for t in arguments if isinstance(t, Tensor)]
-    if _is_direct(tensors):
+    if _direct.is_possible(*tensors) and not _direct.is_profiled():
         names = (*_core.APPEND_INPUTS, *_core.APPEND_OUTPUTS)
         _derivatives.validate_unrecorded("append_kv", dict(zip(names, arguments, strict=False)))
         embedded = _run.append_kv(*arguments)
@@ -134,42 +144,14 @@ def append_kv(*arguments: Any) -> Any:
 
 def merge(outs: Any, lses: Any, dtype: Any, threads: Any) -> Any:
     """As _run.merge, for tensors."""
-    if _is_direct([*outs, *lses]):
+    if _direct.is_possible(*outs, *lses) and not _direct.is_profiled():
         _derivatives.validate_unrecorded("merge", {"outs": outs, "lses": lses})
         return _run.merge(outs, lses, dtype, threads)
     return torch.ops.tandem.merge(outs, lses, None if dtype is None else _arrays.torch_dtype(dtype), threads)
 
 
-def _is_direct(tensors: Any) -> bool:
-    """Whether a call of these goes past the dispatcher."""
-    plain = _is_plain(*tensors) and not any(t.is_meta for t in tensors)
-    return plain and not _any_negated(*tensors) and not _is_profiled()
-
-
 def _like(t: Tensor) -> Tensor:
     return torch.empty_like(t, memory_format=torch.contiguous_format)
-
-
-def _is_watched() -> bool:
-    """Whether a compiler, torch.jit.trace, forward mode, a mode or a transform follows what is called."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() != 0
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
-    )
-
-
-def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool) -> Any:
-    """The result, or it and the LSE, by the shortest way; None where somebody watches the call (autograd,
-    autocast, a profiler, a compiler, torch.jit.trace, forward mode, a transform) or a tensor is unusual."""
-    if _is_watched() or torch._C._is_any_autocast_enabled() or _is_profiled():
-        return None
-    inputs = (q, k, v, sink, *call.metadata)
-    recording = torch.is_grad_enabled()
-    results = _core.forward_tensors(inputs, call.options(), bool(return_lse), recording)
-    return results if return_lse or results is None else results[0]
 
 
 def _nested(**tensors: Any) -> InvalidArgumentError:
@@ -190,76 +172,3 @@ def _validate(call: _call.Call, q: Any, **others: Any) -> None:
             _arrays.expect(name, array, library)
     if not torch.compiler.is_compiling():
         call.options()
-
-
-def _is_plain(*tensors: Any) -> bool:
-    """Whether nobody watches the call (autograd apart), so that the dispatcher can be passed by: it takes
-    150 us of a call that autograd records, for operators written in Python."""
-    for t in tensors:
-        if type(t) not in _with_functions.PLAIN:
-            return False
-    return not _is_watched()
-
-
-def _any_negated(*tensors: Any) -> bool:
-    """Whether the memory of one of these holds the numbers with the other sign. PyTorch's dispatcher makes
-    plain tensors of those."""
-    for t in tensors:
-        if t is not None and isinstance(t, Tensor) and t.is_neg():
-            return True
-    return False
-
-
-#: Whether a profiler sees what is called: operators, and nothing that goes past them.
-_is_profiled: Any = torch._C._autograd._profiler_enabled
-
-
-def _forward(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, out_dtype: Any, return_lse: bool) -> Any:
-    """(out, lse) of a plain call."""
-    if _is_profiled():
-        dtype = None if out_dtype is None else _arrays.torch_dtype(_arrays.dtype_named(out_dtype))
-        return torch.ops.tandem.attention(q, k, v, sink, *_operators.flat(call), dtype)
-    return _operators.run(call, q, k, v, sink, out_dtype, return_lse)
-
-
-def _gradients(call: _call.Call, *arguments: Any) -> tuple[Tensor | None, ...]:
-    """(dq, dk, dv, dsink) of a plain call."""
-    if _is_profiled():
-        *tensors, needed = arguments
-        return _derivatives.by_operator(*tensors, _operators.flat(call), needed)
-    return _operators.gradients(call, *arguments)
-
-
-class TandemAttention(torch.autograd.Function):
-    """torch.ops.tandem.attention with its gradient, past the dispatcher. Profiles show the name."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _call.Call, out_dtype: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        q, k, v, sink = inputs
-        output: tuple[Tensor, Tensor] = _forward(call, q, k, v, sink, out_dtype, True)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *output, *call.metadata)
-        ctx.call = call
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        saved = ctx.saved_tensors  # once: each reading may recompute them
-        q, k, v, sink, out, lse = saved[:6]
-        call: _call.Call = ctx.call  # its tensors are the saved ones, which no one has changed since
-        if dout is None and dlse is None:
-            return (None,) * 6
-        dout = torch.zeros_like(out) if dout is None else dout
-        needed = ctx.needs_input_grad[2:]
-        # The operator runs once for each of those that a gradient stands for.
-        is_batched = _with_functions.is_batched
-        batched = is_batched(dout) or (dlse is not None and is_batched(dlse))
-        plain = _is_plain(q, k, v) and not _any_negated(dout, dlse)
-        if plain and not batched and not torch.is_grad_enabled():
-            if torch.are_deterministic_algorithms_enabled():
-                call = replace(call, deterministic=True)
-            return (None, None, *_gradients(call, dout, dlse, q, k, v, sink, out, lse, needed))
-        recorded = _derivatives.by_operator(
-            dout, dlse, q, k, v, sink, out, lse, _operators.flat(call), needed
-        )
-        return (None, None, *recorded)

@@ -39,91 +39,70 @@ def validate_out(name: str, out: Tensor, recorded: bool) -> None:
         raise _arrays.negated(name, True)
 
 
-def validate_metadata(metadata: Sequence[Any]) -> None:
-    """An error where a gradient is wanted of one of _call.METADATA. There is none: it would be dropped."""
+def validate_metadata(metadata: Sequence[Any], recorded: bool) -> None:
+    """An error where a gradient is wanted of one of _call.METADATA, of which there is none: it would be
+    dropped. And where autograd follows an input, as `recorded` says, of a call that has none: with a cache,
+    or with a mask by sequence."""
     for name, t in zip(_call.METADATA, metadata, strict=True):
-        if t is not None and is_recorded(t):
+        if t is None:
+            continue
+        if is_recorded(t):
             raise InvalidArgumentError(
                 f"{name} requires a gradient, but Tandem has none for it; pass {name}.detach(), "
                 "or call under torch.no_grad()"
             )
+        if recorded and name in _call.FORWARD_ONLY:
+            lack, remedy = "a cache has none", "pass k and v as they were computed"
+            if name == "causal_by_sequence":
+                lack = "a mask by sequence has none"
+                remedy = "pass the causal sequences and the others in calls of their own"
+            raise InvalidArgumentError(
+                f"{name} is given with inputs that require gradients, but {lack}; "
+                f"call under torch.no_grad(), or {remedy}"
+            )
 
 
-def validate_cache(metadata: Sequence[Any], recorded: bool) -> None:
-    """An error where autograd follows an input of a call whose k and v are a cache, or whose mask is by
-    sequence."""
-    for name, t in zip(_call.FORWARD_ONLY, metadata[-len(_call.FORWARD_ONLY) :], strict=True):
-        if t is None or not recorded:
-            continue
-        lack, remedy = "a cache has none", "pass k and v as they were computed"
-        if name == "causal_by_sequence":
-            lack = "a mask by sequence has none"
-            remedy = "pass the causal sequences and the others in calls of their own"
-        raise InvalidArgumentError(
-            f"{name} is given with inputs that require gradients, but {lack}; "
-            f"call under torch.no_grad(), or {remedy}"
-        )
-
-
-def rows_contiguous(t: Any) -> Any:
-    """Autograd hands over expanded gradients (of a sum, for one); the last dimension must be dense."""
-    return t if t is None or t.shape[-1] == 1 or t.stride(-1) == 1 else t.contiguous()
+#: How many options follow the metadata among the arguments of an operator: a window is two.
+_OPTIONS = len(_call.OPERATOR) + 1
 
 
 def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    q, k, v, sink, *flat, _ = inputs
-    count = len(_call.METADATA)
+    """Saves for `differentiate`: for torch.ops.tandem.attention, whose last argument is out_dtype, and for
+    attention_with_functions, whose last three are functions."""
+    count = 4 + len(_call.METADATA)
+    options, rest = inputs[count : count + _OPTIONS], inputs[count + _OPTIONS :]
+    ctx.texts, read = (rest[:2], rest[2]) if len(rest) == 3 else ((), ())
+    ctx.options = options
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, sink, *output, *flat[:count])
-    ctx.options = flat[count:]
+    ctx.save_for_backward(*inputs[:4], *output, *inputs[4:count], *read)
 
 
 def differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-    q, k, v, sink, out, lse, *metadata = ctx.saved_tensors
-    none = (None,) * (len(metadata) + len(ctx.options) + 1)
-    if dout is None and dlse is None:
-        return (None, None, None, None, *none)
-    dout = torch.zeros_like(out) if dout is None else dout
-    flat = (*metadata, *ctx.options)
-    return (*by_operator(dout, dlse, q, k, v, sink, out, lse, flat, ctx.needs_input_grad[:4]), *none)
+    saved = ctx.saved_tensors
+    count = 6 + len(_call.METADATA)
+    metadata, read = saved[6:count], saved[count:]
+    needed = [*ctx.needs_input_grad[:4]]
+    if ctx.texts:  # what masks read has no gradient
+        needed += [is_needed and ctx.texts[0] is not None for is_needed in ctx.needs_input_grad[-1]]
+    gradients: Sequence[Any] = [None] * len(needed)
+    if dout is not None or dlse is not None:
+        dout = torch.zeros_like(saved[4]) if dout is None else dout
+        functions = (*ctx.texts, read) if ctx.texts else ()
+        gradients = by_operator((*metadata, *ctx.options), functions, needed, dout, dlse, *saved[:6])
+    none = (None,) * (len(metadata) + len(ctx.options))
+    rest = (None, None, list(gradients[4:])) if ctx.texts else (None,)
+    return (*gradients[:4], *none, *rest)
 
 
-def save_with_functions(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    q, k, v, sink, *flat, score, mask, read = inputs
-    count = len(_call.METADATA)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, sink, *output, *flat[:count], *read)
-    ctx.options, ctx.texts = flat[count:], (score, mask)
-
-
-def differentiate_with_functions(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-    q, k, v, sink, out, lse, *others = ctx.saved_tensors
-    count = len(_call.METADATA)
-    read = others[count:]
-    none = (None,) * (count + len(ctx.options) + len(ctx.texts))
-    if dout is None and dlse is None:
-        return (None, None, None, None, *none, [None] * len(read))
-    dout = torch.zeros_like(out) if dout is None else dout
-    has_score = ctx.texts[0] is not None  # what masks read has no gradient
-    need_read = [needed and has_score for needed in ctx.needs_input_grad[-1]]
-    tensors = (dout, dlse, q, k, v, sink, out, lse, *others[:count], *ctx.options, *ctx.texts, read)
-    gradients = by_operator_with_functions(tensors, need_read, ctx.needs_input_grad[:4])
-    return (*gradients[:4], *none, gradients[4:])
-
-
-def by_operator_with_functions(
-    arguments: Sequence[Any], need_read: Sequence[bool], needed: Sequence[bool]
-) -> list[Tensor | None]:
-    """The gradients of q, k, v and the sink, and of what the functions read, through the dispatcher."""
-    gradients = torch.ops.tandem.attention_with_functions_backward(*arguments, need_read, *needed)
-    wanted = zip(gradients, (*needed, *need_read), strict=True)
-    return [gradient if is_needed else None for gradient, is_needed in wanted]
-
-
-def by_operator(*arguments: Any) -> tuple[Tensor | None, ...]:
-    """_operators.gradients through the dispatcher; the options flat before `needed`."""
-    *tensors, flat, needed = arguments
-    gradients = torch.ops.tandem.attention_backward(*tensors, *flat, *needed)
+def by_operator(
+    flat: Sequence[Any], functions: Sequence[Any], needed: Sequence[bool], *tensors: Any
+) -> tuple[Tensor | None, ...]:
+    """_direct.backward through the dispatcher. `flat` and `functions`: _operators.arguments of the call."""
+    if functions:
+        operator, more = torch.ops.tandem.attention_with_functions_backward, (*functions, needed[4:])
+    else:
+        operator, more = torch.ops.tandem.attention_backward, ()
+    gradients = operator(*tensors, *flat, *more, *needed[:4])
     wanted = zip(gradients, needed, strict=True)
     return tuple(gradient if is_needed else None for gradient, is_needed in wanted)
 
@@ -137,6 +116,10 @@ def no_second_derivative(ctx: Any, *gradients: Any) -> Any:
         "tandem.attention has no second derivative; "
         "use torch's math attention where gradients of gradients are needed"
     )
+
+
+#: What autograd saves and how it differentiates: of the forward operators, and of the backward ones.
+RULES = ((save, differentiate), (save_nothing, no_second_derivative))
 
 
 def unrecorded(name: str) -> Callable[..., Any]:
@@ -207,8 +190,7 @@ def without_tangents(namespace: str, name: str, kernel: Any) -> Any:
                     raise no_forward_mode(name, names[i])
         if first is not None:
             metadata = arguments[first : first + len(_call.METADATA)]
-            validate_metadata(metadata)
-            validate_cache(metadata, name in _DIFFERENTIATED and is_recorded(*arguments[:first]))
+            validate_metadata(metadata, name in _DIFFERENTIATED and is_recorded(*arguments[:first]))
         return kernel(keyset, *arguments)
 
     return validated
@@ -264,16 +246,14 @@ _AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def prepared(
-    call: _call.Call, q: Tensor, k: Tensor, v: Tensor, others: Any, out: Tensor | None
+    call: _call.Call, q: Tensor, k: Tensor, v: Tensor, others: Sequence[Any], out: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """q, k and v as autocast has them, and whether autograd records the call by them or one of the `others`,
-    a sink or several tensors. The call's metadata, cache and out allow what is asked."""
-    validate_metadata(call.metadata)
+    """q, k and v as autocast has them, and whether autograd records the call by them or one of the `others`.
+    The call's metadata, cache and out allow what is asked."""
     if torch._C._is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
-    more = others if isinstance(others, tuple) else (others,)
-    recorded = is_recorded(q, k, v, *more)
-    validate_cache(call.metadata, recorded)
+    recorded = is_recorded(q, k, v, *others)
+    validate_metadata(call.metadata, recorded)
     if out is not None:
         validate_out("out", out, recorded)
     return q, k, v, recorded

@@ -10,7 +10,7 @@ contents or synchronises.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from tandem import _arrays, _call, _core, _run
 from tandem._errors import UnsupportedError
 from tandem.functions import _functions
-from tandem.torch import _derivatives, _flops, _with_functions
+from tandem.torch import _derivatives, _direct, _flops
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sink"
 _OPTIONS = ", ".join((*(f"Tensor? {name}" for name in _call.METADATA), _call.schema()))
@@ -45,6 +45,39 @@ _SCHEMAS = (
 _CODES = (torch.float8_e4m3fn, torch.int8)
 
 
+def way_on(call: _call.Call, is_direct: bool = True) -> Callable[..., Any]:
+    """How the results of a call are made: directly, but by an operator where the call `is_direct` not, or a
+    profiler is to see it."""
+    if is_direct and (not _direct.is_profiled() or call.asks_pairs):
+        return _direct.forward
+    return forward
+
+
+def forward(
+    call: _call.Call,
+    q: Any,
+    k: Any,
+    v: Any,
+    sink: Any,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_lse: bool = True,
+) -> Any:
+    """_direct.forward through the dispatcher."""
+    if out is not None:
+        return out, torch.ops.tandem.attention_out(q, k, v, sink, *flat(call), out)
+    options, functions = arguments(call)
+    if functions:
+        return torch.ops.tandem.attention_with_functions(q, k, v, sink, *options, *functions)
+    dtype = None if out_dtype is None else _arrays.torch_dtype(_arrays.dtype_named(out_dtype))
+    return torch.ops.tandem.attention(q, k, v, sink, *options, dtype)
+
+
+def are_in_graph(call: _call.Call) -> bool:
+    """Whether a call has functions that go into a graph of torch.compile, by an operator that takes text."""
+    return torch.compiler.is_dynamo_compiling() and call.functions is not None and call.dropout_p == 0
+
+
 def flat(call: _call.Call) -> tuple[Any, ...]:
     """A call as the arguments that _OPTIONS names."""
     if call.asks_pairs:
@@ -55,10 +88,12 @@ def flat(call: _call.Call) -> tuple[Any, ...]:
     return call.flat()
 
 
-def flat_with_functions(call: _call.Call) -> tuple[Any, ...]:
-    """A call as the arguments that _OPTIONS and _FUNCTIONS name."""
+def arguments(call: _call.Call) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """A call as the arguments that _OPTIONS names, and those that _FUNCTIONS does, or none of these."""
+    if not are_in_graph(call):
+        return flat(call), ()
     functions: _functions.Functions = call.functions
-    return (*call.flat(), functions.score, functions.mask, functions.arrays)
+    return call.flat(), (functions.score, functions.mask, functions.arrays)
 
 
 def unflat(flat: Sequence[Any]) -> _call.Call:
@@ -68,19 +103,9 @@ def unflat(flat: Sequence[Any]) -> _call.Call:
     return call
 
 
-def run(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, out_dtype: Any, return_lse: bool) -> Any:
-    """(out, lse), results made here; by the quick way of plain tensors where it goes."""
-    if out_dtype is None:
-        inputs = (q, k, v, sink, *call.metadata)
-        results = _core.forward_tensors(inputs, call.options(), bool(return_lse), False)
-        if results is not None:
-            return results
-    return _call.forward(call, q, k, v, sink, return_lse=return_lse, out_dtype=out_dtype)
-
-
 def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Any:
     *flat, out_dtype = rest
-    return run(unflat(flat), q, k, v, sink, out_dtype, True)
+    return _direct.forward(unflat(flat), q, k, v, sink, None, out_dtype)
 
 
 def _forward_out(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Tensor:
@@ -89,19 +114,10 @@ def _forward_out(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: An
     return lse
 
 
-def _backward(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    *rest: Any,
-) -> tuple[Tensor, ...]:
-    flat, needed = rest[:-4], rest[-4:]
-    found = gradients(unflat(flat), dout, dlse, q, k, v, sink, out, lse, needed)
+def _backward(*arguments: Any) -> tuple[Tensor, ...]:
+    tensors, flat, needed = arguments[:8], arguments[8:-4], arguments[-4:]
+    found = _direct.backward(unflat(flat), needed, *tensors)
+    q: Tensor = tensors[2]
     return tuple(q.new_empty(0) if gradient is None else gradient for gradient in found)
 
 
@@ -117,15 +133,12 @@ def _backward_out(
     *rest: Any,
 ) -> None:
     flat, written = rest[:-4], rest[-4:]
-    dout, dlse = (
-        _derivatives.rows_contiguous(dout),
-        None if dlse is None else _derivatives.rows_contiguous(dlse),
-    )
+    dout, dlse = _direct.rows_contiguous(dout), _direct.rows_contiguous(dlse)
     _call.backward(unflat(flat), dout, q, k, v, out, lse, sink, dlse, written)
 
 
 def _unflat_with_functions(q: Tensor, arguments: Sequence[Any]) -> _call.Call:
-    """The inverse of flat_with_functions."""
+    """The call that `arguments` has made these of."""
     *flat, score, mask, read = arguments
     call = unflat(flat)
     call.functions = _functions.Functions(score, mask, read, _arrays.library_of("q", q))
@@ -133,44 +146,16 @@ def _unflat_with_functions(q: Tensor, arguments: Sequence[Any]) -> _call.Call:
 
 
 def _functions_forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Any:
-    return run(_unflat_with_functions(q, rest), q, k, v, sink, None, True)
+    return _direct.forward(_unflat_with_functions(q, rest), q, k, v, sink)
 
 
-def _functions_backward(
-    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any
-) -> list[Tensor]:
-    out, lse, *flat, need_read = rest[:-4]
+def _functions_backward(*arguments: Any) -> list[Tensor]:
+    tensors, (*flat, need_read), needed = arguments[:8], arguments[8:-4], arguments[-4:]
+    q: Tensor = tensors[2]
     call = _unflat_with_functions(q, flat)
-    read = call.functions.arrays
-    call.functions.differentiated = tuple(i for i, needed in enumerate(need_read) if needed)
-    needed = (*rest[-4:], *need_read)
-    found = _with_functions.gradients(call, needed, dout, dlse, q, k, v, sink, out, lse, *read)
+    call.functions.differentiated = tuple(i for i, is_needed in enumerate(need_read) if is_needed)
+    found = _direct.backward(call, (*needed, *need_read), *tensors, *call.functions.arrays)
     return [q.new_empty(0) if gradient is None else gradient for gradient in found]
-
-
-def gradients(
-    call: _call.Call,
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    needed: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
-    """(dq, dk, dv, dsink), None of those that are not needed."""
-    dout, dlse = (
-        _derivatives.rows_contiguous(dout),
-        None if dlse is None else _derivatives.rows_contiguous(dlse),
-    )
-    # torch.empty_like is the quickest way to a contiguous tensor.
-    made = [
-        torch.empty_like(t, memory_format=torch.contiguous_format) if wanted else None
-        for t, wanted in zip((q, k, v), needed, strict=False)
-    ]
-    return _call.backward(call, dout, q, k, v, out, lse, sink, dlse, (*made, None), needed=needed)
 
 
 def _fake_lse(q: Tensor) -> Tensor:
@@ -302,18 +287,17 @@ _library = library_of(
         ("merge", _merge, _fake_merge),
     ),
 )
-for _name, _setup, _differentiate in (
-    ("attention", _derivatives.save, _derivatives.differentiate),
-    ("attention_backward", _derivatives.save_nothing, _derivatives.no_second_derivative),
+for _name in (
+    "attention",
+    "attention_backward",
+    "attention_with_functions",
+    "attention_with_functions_backward",
 ):
-    torch.library.register_autograd(f"tandem::{_name}", _differentiate, setup_context=_setup, lib=_library)
-    _transformed = _derivatives.transformed(_name, _setup, _differentiate)
-    _library.impl(_name, _transformed, "FuncTorchDynamicLayerFrontMode")
-for _name, _setup, _differentiate in (
-    ("attention_with_functions", _derivatives.save_with_functions, _derivatives.differentiate_with_functions),
-    ("attention_with_functions_backward", _derivatives.save_nothing, _derivatives.no_second_derivative),
-):
-    torch.library.register_autograd(f"tandem::{_name}", _differentiate, setup_context=_setup, lib=_library)
+    _rules = _derivatives.RULES[_name.endswith("_backward")]
+    torch.library.register_autograd(f"tandem::{_name}", _rules[1], setup_context=_rules[0], lib=_library)
+    if "functions" not in _name:
+        _transformed = _derivatives.transformed(_name, *_rules)
+        _library.impl(_name, _transformed, "FuncTorchDynamicLayerFrontMode")
 for _name in ("attention_out", "attention_backward_out", "quantize"):
     _library.impl(_name, _derivatives.unrecorded(_name), "Autograd", with_keyset=True)
 for _name in ("append_kv", "merge"):

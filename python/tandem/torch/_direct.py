@@ -1,0 +1,111 @@
+"""The direct way of a call: past PyTorch's dispatcher, and without a record of autograd's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from tandem import _arrays, _call, _core
+
+_arrays.meet_torch()
+
+#: Types of tensors whose memory is their numbers.
+PLAIN = (Tensor, torch.nn.Parameter)
+
+#: Whether a profiler sees what is called: operators, and nothing that goes past them.
+is_profiled: Any = torch._C._autograd._profiler_enabled
+
+
+def is_watched() -> bool:
+    """Whether a compiler, torch.jit.trace, forward mode, a mode or a transform follows what is called."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() != 0
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def is_possible(*tensors: Any, beside: Sequence[Any] = ()) -> bool:
+    """Whether nobody watches a call of these tensors, and of others `beside` them (autograd apart), so that
+    the dispatcher can be passed by: it takes 150 us of a call that autograd records, for operators written in
+    Python. It makes plain tensors of those whose memory holds the numbers with the other sign."""
+    for t in tensors:
+        if type(t) not in PLAIN:
+            return False
+    if is_watched() or tensors[0].is_meta:
+        return False
+    for t in (*tensors, *beside):
+        if t is not None and isinstance(t, Tensor) and t.is_neg():
+            return False
+    return True
+
+
+def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool) -> Any:
+    """The result, or it and the LSE, of a call that nobody follows; None where somebody does (autograd,
+    autocast, a profiler, or what is_watched names) or a tensor is unusual."""
+    if is_watched() or torch._C._is_any_autocast_enabled() or is_profiled():
+        return None
+    inputs = (q, k, v, sink, *call.metadata)
+    results = _core.forward_tensors(inputs, call.options(), bool(return_lse), torch.is_grad_enabled())
+    return results if return_lse or results is None else results[0]
+
+
+def forward(
+    call: _call.Call,
+    q: Any,
+    k: Any,
+    v: Any,
+    sink: Any,
+    out: Any = None,
+    out_dtype: Any = None,
+    return_lse: bool = True,
+) -> Any:
+    """(out, lse), whoever follows the call."""
+    if out is None and out_dtype is None:
+        inputs = (q, k, v, sink, *call.metadata)
+        results = _core.forward_tensors(inputs, call.options(), bool(return_lse), False)
+        if results is not None:
+            return results
+    return _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
+
+
+def backward(
+    call: _call.Call,
+    needed: Sequence[bool],
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    *read: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k, v and the sink, and of what the call's functions read; None of those that are
+    not `needed`."""
+    # torch.empty_like is the quickest way to a contiguous tensor.
+    made = [
+        torch.empty_like(t, memory_format=torch.contiguous_format) if wanted and t is not None else None
+        for t, wanted in zip((q, k, v, sink), needed, strict=False)
+    ]
+    dout, dlse = rows_contiguous(dout), rows_contiguous(dlse)
+    arrays = (q, k, v, sink, *call.metadata, out, lse, dout, dlse, *made)
+    options = call.options()
+    wanted = [i for i in call.functions.differentiated if needed[4 + i]] if read else ()
+    of_read = {i: torch.empty(read[i].shape, dtype=torch.float32, device=q.device) for i in wanted}
+    if of_read:
+        call.functions.set_gradients(options, [of_read.get(i) for i in range(len(read))])
+    _core.backward(arrays, options, _arrays.library_of("q", q).stream(q))
+    return (*made, *(of_read[i].to(t.dtype) if i in of_read else None for i, t in enumerate(read)))
+
+
+def rows_contiguous(t: Any) -> Any:
+    """Autograd hands over expanded gradients (of a sum, for one); the last dimension must be dense."""
+    return t if t is None or t.shape[-1] == 1 or t.stride(-1) == 1 else t.contiguous()

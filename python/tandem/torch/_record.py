@@ -1,0 +1,97 @@
+"""The recorded way of a call: one function of autograd's, past the dispatcher."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem import _call
+from tandem.torch import _derivatives, _direct, _operators
+
+#: Whether a gradient stands for several, as is_grads_batched=True and jacobian(vectorize=True) make them.
+_is_batched: Any = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda t: False)
+
+
+class TandemAttention(torch.autograd.Function):
+    """tandem.attention, and the gradients of q, k, v, sink and what its functions read. Profiles show the
+    name."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: _call.Call, out_dtype: Any, q: Any, k: Any, v: Any, sink: Any, *read: Any
+    ) -> tuple[Tensor, Tensor]:
+        output: tuple[Tensor, Tensor] = _operators.way_on(call)(call, q, k, v, sink, None, out_dtype)
+        ctx.set_materialize_grads(False)
+        # What functions read, too: PyTorch then notices where it is changed before the backward pass.
+        ctx.save_for_backward(q, k, v, sink, *output, *read, *call.metadata)
+        ctx.call = call
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad
+        if dout is None and dlse is None:
+            return (None,) * len(needed)
+        saved = ctx.saved_tensors  # once: each reading may recompute them
+        call: _call.Call = ctx.call  # its tensors are the saved ones, which no one has changed since
+        if torch.are_deterministic_algorithms_enabled():
+            call = replace(call, deterministic=True)
+        tensors = saved[: len(needed)]  # the inputs, and (out, lse) in place of (call, out_dtype)
+        dout = torch.zeros_like(tensors[4]) if dout is None else dout
+        if call.formula is not None and torch.is_grad_enabled():
+            return (None, None, *_by_formula(call, needed[2:], dout, *tensors))
+        return (None, None, *_gradients(call, needed[2:], dout, dlse, *tensors))
+
+
+class Gradients(torch.autograd.Function):
+    """The gradients of TandemAttention, of which there are none."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
+        return _direct.backward(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _derivatives.no_second_derivative(ctx, *gradients)
+
+
+def _gradients(
+    call: _call.Call, needed: Any, dout: Tensor, dlse: Tensor | None, *others: Any
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs."""
+    if _is_batched(dout) or (dlse is not None and _is_batched(dlse)):
+        return _one_by_one(call, needed, dout, dlse, *others)
+    is_direct = call.asks_pairs or _direct.is_possible(*others[:3], beside=(dout, dlse))
+    if _operators.way_on(call, is_direct) is not _direct.forward:
+        return _derivatives.by_operator(_operators.flat(call), (), needed, dout, dlse, *others)
+    if not torch.is_grad_enabled():
+        return _direct.backward(call, needed, dout, dlse, *others)
+    record: Any = Gradients.apply
+    gradients: tuple[Tensor | None, ...] = record(call, needed, dout, dlse, *others)
+    return gradients
+
+
+def _one_by_one(
+    call: _call.Call, needed: Any, dout: Tensor, dlse: Tensor | None, *others: Any
+) -> tuple[Tensor | None, ...]:
+    """The gradients of a dout or dlse that stands for several."""
+    unwrap: Any = torch._remove_batch_dim
+    batched = dout if _is_batched(dout) else dlse
+    level = next(n for n in range(1, 65) if not _is_batched(unwrap(batched, n, 1, 0)))
+    size = unwrap(batched, level, 1, 0).shape[0]
+    lists = ([t] * size if t is None else unwrap(t, level, size, 0) for t in (dout, dlse))
+    found = [_gradients(call, needed, *pair, *others) for pair in zip(*lists, strict=True)]
+    rewrap: Any = torch._add_batch_dim
+    columns = zip(*found, strict=True)
+    return tuple(None if c[0] is None else rewrap(torch.stack(c), 0, level) for c in columns)
+
+
+def _by_formula(call: _call.Call, needed: Any, dout: Tensor, *tensors: Any) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs, which have gradients themselves."""
+    q, k, v, sink, _, _, *read = tensors
+    wanted = [t for t, is_needed in zip((q, k, v, sink, *read), needed, strict=True) if is_needed]
+    gradients = iter(torch.autograd.grad(call.formula(call, q, k, v, *read), wanted, dout, create_graph=True))
+    return tuple(next(gradients) if is_needed else None for is_needed in needed)
