@@ -9,6 +9,7 @@
 #include "ops/cache/config.hpp"
 #include "ops/decode/config.hpp"
 #include "ops/eight_bit/config.hpp"
+#include "ops/forward/sm80/config.hpp"
 #include "ops/latent/config.hpp"
 #include "ops/pack/config.hpp"
 #include "ops/quantize/config.hpp"
@@ -173,8 +174,7 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, ForwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, family, key_type, row_scales, functions] =
-      x;
+  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, key_type, row_scales, functions] = x;
   f("tiling", tiling);
   f("stages", stages);
   f("q_stages", q_stages);
@@ -182,9 +182,29 @@ constexpr void for_each_member(T& x, F&& f) {
   f("keys", keys);
   f("transform", transform);
   f("schedule", schedule);
-  f("family", family);
   f("key_type", key_type);
   f("row_scales", row_scales);
+  f("functions", functions);
+}
+
+template <typename T, typename F>
+requires is<T, Sm80ForwardSchedule>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [split, invariant] = x;
+  f("split", split);
+  f("invariant", invariant);
+}
+
+template <typename T, typename F>
+requires is<T, Sm80ForwardConfig>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [tiling, stages, mask, keys, transform, schedule, functions] = x;
+  f("tiling", tiling);
+  f("stages", stages);
+  f("mask", mask);
+  f("keys", keys);
+  f("transform", transform);
+  f("schedule", schedule);
   f("functions", functions);
 }
 

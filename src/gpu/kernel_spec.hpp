@@ -11,6 +11,7 @@
 #include "ops/cache/config.hpp"
 #include "ops/decode/config.hpp"
 #include "ops/eight_bit/config.hpp"
+#include "ops/forward/sm80/config.hpp"
 #include "ops/latent/config.hpp"
 #include "ops/pack/config.hpp"
 #include "ops/quantize/config.hpp"
@@ -19,14 +20,16 @@
 namespace tandem::gpu {
 
 /// The Config of any kernel.
-using KernelConfig = std::variant<ForwardConfig, DecodeConfig, LatentConfig, CombineConfig, EightBitConfig,
-                                  BackwardConfig, QuantizeConfig, PackConfig, AppendConfig, MergeConfig>;
+using KernelConfig =
+    std::variant<ForwardConfig, Sm80ForwardConfig, DecodeConfig, LatentConfig, CombineConfig, EightBitConfig,
+                 BackwardConfig, QuantizeConfig, PackConfig, AppendConfig, MergeConfig>;
 
 /// f of a Config of one of the kernels that compute the forward pass of 16 bits.
 template <typename F>
 auto visit_forward(const KernelConfig& config, F&& f) {
   if (const auto* c = std::get_if<DecodeConfig>(&config)) return f(*c);
   if (const auto* c = std::get_if<LatentConfig>(&config)) return f(*c);
+  if (const auto* c = std::get_if<Sm80ForwardConfig>(&config)) return f(*c);
   return f(std::get<ForwardConfig>(config));
 }
 

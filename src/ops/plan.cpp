@@ -98,10 +98,12 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
                                 execution.sm_limit, plan.gpu->multiprocessors));
   }
   if (cuda && problem.has_function()) {
-    const auto* forward = std::get_if<ForwardConfig>(&plan.gpu->config);
-    const auto* backward = std::get_if<BackwardConfig>(&plan.gpu->config);
-    const bool lists = (forward != nullptr && forward->functions.block_lists) ||
-                       (backward != nullptr && backward->functions.block_lists);
+    const bool lists = std::visit(
+        [](const auto& c) {
+          if constexpr (requires { c.functions; }) return c.functions.block_lists;
+          return false;
+        },
+        plan.gpu->config);
     lines.push_back(explain_gpu_functions(problem, lists));
   }
   if (problem.split_size > 0 && problem.pass == Pass::forward) {

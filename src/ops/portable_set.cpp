@@ -54,8 +54,8 @@ Problem problem_of(Pass pass, int width, Element element, std::int64_t rows_q) {
 
 }  // namespace
 
-ForwardConfig portable_forward_config(const CallFacts& facts) {
-  ForwardConfig c = choose_sm80_forward_config(with_width(facts));
+Sm80ForwardConfig portable_forward_config(const CallFacts& facts) {
+  Sm80ForwardConfig c = choose_sm80_forward_config(with_width(facts));
   if (facts.problem.has_function()) return c;  // compiled for the call in any case
   serve_every_mask(c.mask);
   // For a smaller set heads are not rows, so that of several queries, but few, each head reads the keys; and
@@ -73,13 +73,13 @@ BackwardConfig portable_backward_config(const CallFacts& facts) {
   return c;
 }
 
-std::vector<ForwardConfig> portable_forward_configs() {
-  std::vector<ForwardConfig> configs;
+std::vector<Sm80ForwardConfig> portable_forward_configs() {
+  std::vector<Sm80ForwardConfig> configs;
   for (const int width : widths) {
     for (const Element element : elements) {
       for (const KeySource keys : {KeySource::rows, KeySource::pages}) {
         for (const std::int64_t queries : {4096, 1}) {
-          ForwardConfig c =
+          Sm80ForwardConfig c =
               portable_forward_config(CallFacts(problem_of(Pass::forward, width, element, queries)));
           c.keys = keys;
           configs.push_back(c);
@@ -113,7 +113,7 @@ std::vector<gpu::KernelName> portable_kernels() {
     name.architecture = gpu::portable_architecture;
     if (std::ranges::find(kernels, name) == kernels.end()) kernels.push_back(std::move(name));
   };
-  for (const ForwardConfig& c : portable_forward_configs()) {
+  for (const Sm80ForwardConfig& c : portable_forward_configs()) {
     add(gpu::kernel_of(c).name(c));
     if (c.schedule.split) add(gpu::kernels::combine.name(combine_config(c)));
   }
@@ -132,7 +132,7 @@ std::vector<gpu::KernelName> portable_kernels() {
 
 std::vector<std::string> explain_portable(const CallFacts& facts, const gpu::KernelConfig& config) {
   const Problem& problem = facts.problem;
-  const auto* forward = std::get_if<ForwardConfig>(&config);
+  const auto* forward = std::get_if<Sm80ForwardConfig>(&config);
   const auto* backward = std::get_if<BackwardConfig>(&config);
   std::vector<std::string> lines = {
       fmt::format("kernels sm80, portable: PTX of {} that the driver compiles, since {}",

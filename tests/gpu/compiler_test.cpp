@@ -114,7 +114,7 @@ TEST(KernelExpression, NamesEveryField) {
   EXPECT_TRUE(text.ends_with(
       ", .pingpong = true, .output_late = false, .finds_maxima = false, .split = false, .invariant = "
       "false}, "
-      ".family = tandem::Family::sm90, .key_type = tandem::OperandType::input, .row_scales = false, "
+      ".key_type = tandem::OperandType::input, .row_scales = false, "
       ".functions = tandem::Functions{.digest = 0x0ULL, .score_function = "
       "false, "
       ".mask_function = false, .block_lists = false, .dropout = false, .dropout_places = false, "

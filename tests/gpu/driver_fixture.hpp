@@ -71,7 +71,7 @@ inline ForwardConfig config_of_parts() {
 }
 
 /// The same of the kernels sm80.
-inline ForwardConfig sm80_config_of_calls() {
+inline Sm80ForwardConfig sm80_config_of_calls() {
   Problem p;
   p.q.dtype = p.out.dtype = DType::bf16;
   p.head_dim_qk = p.head_dim_v = 128;

@@ -27,7 +27,7 @@ TEST_F(FakeDriverSm80, ACallIsOneLaunchWithoutTensorMaps) {
   EXPECT_EQ(driver->calls, std::vector<std::string>{"cuLaunchKernelEx"});
   ASSERT_EQ(driver->launches.size(), 1U);
   const fake::Launch& launch = driver->launches[0];
-  const ForwardConfig config = sm80_config_of_calls();
+  const Sm80ForwardConfig config = sm80_config_of_calls();
   EXPECT_NE(launch.symbol.find("sm80_forward"), std::string::npos);
   EXPECT_EQ(launch.attributes.size(), 0U);
   EXPECT_EQ(launch.params.q_data, m.q.data());

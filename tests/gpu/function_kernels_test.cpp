@@ -173,12 +173,12 @@ TEST_P(UsualFunctions, Sm80ForwardHasItsLocalMemory) {
     SCOPED_TRACE(name);
     if (!is_compiled(head_dim == 128)) continue;
     const Problem p = problem(head_dim, Pass::forward);
-    const ForwardConfig config =
+    const Sm80ForwardConfig config =
         with_functions(choose_sm80_forward_config(
                            CallFacts(p, {.family = Family::sm80, .shared_bytes_per_sm = shared_bytes})),
                        p);
     ASSERT_TRUE(config.functions.given());
-    ASSERT_EQ(sm80_forward_objection(config, shared_bytes), "");
+    ASSERT_EQ(forward_objection(config, shared_bytes), "");
     expect_fast(p, kernel_of(config).name(config), GetParam().sm80_local_bytes, name);
     ASSERT_EQ(config.functions.block_lists, p.mask_function != nullptr);
     if (config.functions.block_lists) expect_fast(p, kernels::list_blocks.name(config), 0, name);

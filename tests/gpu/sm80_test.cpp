@@ -40,8 +40,8 @@ TEST_P(Sm80, HasNoLocalMemory) {
   if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
   const int shared = GetParam().shared_kilobytes * 1024;
   std::size_t number = GetParam().number;
-  for (const ForwardConfig& config : sm80_forward_configs(shared)) {
-    ASSERT_EQ(sm80_forward_objection(config, shared), "") << expression_of(config);
+  for (const Sm80ForwardConfig& config : sm80_forward_configs(shared)) {
+    ASSERT_EQ(forward_objection(config, shared), "") << expression_of(config);
     if (!is_in_sample(number++, 3)) continue;
     expect_no_local_memory(kernel_of(config).name(config), GetParam());
   }
@@ -66,8 +66,8 @@ TEST_P(Sm80, BackwardHasNoLocalMemory) {
 /// sm_120 two words of a row are in local memory.
 TEST_P(Sm80, HasTheKernelsThatAllGpusShare) {
   if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
-  ForwardConfig split;
-  for (const ForwardConfig& config : sm80_forward_configs(GetParam().shared_kilobytes * 1024)) {
+  Sm80ForwardConfig split;
+  for (const Sm80ForwardConfig& config : sm80_forward_configs(GetParam().shared_kilobytes * 1024)) {
     if (config.schedule.split) split = config;
   }
   ASSERT_TRUE(split.schedule.split);

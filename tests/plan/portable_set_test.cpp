@@ -38,20 +38,20 @@ BackwardArgs backward_call(std::int64_t head_dim, DType dtype) {
 }
 
 /// The Config of a call, its heads folded into rows as in every plan.
-ForwardConfig config_of(const ForwardArgs& args) {
+Sm80ForwardConfig config_of(const ForwardArgs& args) {
   Problem p = make_problem(args, Memory::described);
   fold_heads_into_rows(p);
   return portable_forward_config(CallFacts(p));
 }
 
-bool has(const ForwardConfig& config) {
-  const std::vector<ForwardConfig> set = portable_forward_configs();
+bool has(const Sm80ForwardConfig& config) {
+  const std::vector<Sm80ForwardConfig> set = portable_forward_configs();
   return std::ranges::find(set, config) != set.end();
 }
 
 TEST(PortableSet, EveryConfigCanExistInTheLeastSharedMemory) {
-  for (const ForwardConfig& c : portable_forward_configs())
-    EXPECT_EQ(sm80_forward_objection(c, portable_shared_bytes_per_sm), "") << gpu::expression_of(c);
+  for (const Sm80ForwardConfig& c : portable_forward_configs())
+    EXPECT_EQ(forward_objection(c, portable_shared_bytes_per_sm), "") << gpu::expression_of(c);
   for (const BackwardConfig& c : portable_backward_configs())
     EXPECT_EQ(sm80_backward_objection(c, portable_shared_bytes_per_sm), "") << gpu::expression_of(c);
 }
@@ -98,7 +98,7 @@ TEST(PortableSet, ServesSequencesOfOneTensorAndPages) {
       paged.k = paged.v = ConstTensor(nullptr, DType::bf16, {64, 64, 2, 128}, cuda);
       paged.page_table = ConstTensor(table.data(), DType::i32, {4, 32}, cuda);
       paged.seqused_k = ConstTensor(table.data(), DType::i32, {4}, cuda);
-      const ForwardConfig c = config_of(paged);
+      const Sm80ForwardConfig c = config_of(paged);
       EXPECT_EQ(c.keys, KeySource::pages);
       EXPECT_TRUE(has(c)) << gpu::expression_of(c);
     }

@@ -43,7 +43,7 @@ struct DecodeConfig {
 
   constexpr bool operator==(const DecodeConfig&) const = default;
   [[nodiscard]] constexpr bool has_byte_keys() const { return key_type != OperandType::input; }
-  [[nodiscard]] static constexpr bool converts() { return false; }
+  [[nodiscard]] static constexpr int byte_stages() { return 0; }
   [[nodiscard]] constexpr int tile_stages() const { return stages; }
   [[nodiscard]] static constexpr int consumers() { return 1; }
   [[nodiscard]] static constexpr int cluster() { return 1; }

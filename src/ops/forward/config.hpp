@@ -34,10 +34,10 @@ struct ForwardSchedule {
 constexpr int converted_stages = 2;
 constexpr int converting_warps = 4;
 
-/// Everything that specialises the forward kernel of either family. Of the family sm80 no fields but `stages`
-/// count of how tiles are loaded and scheduled: each CTA has one Q, all of its warps load, and all compute.
-/// Constants answer what shared code asks of the Configs of `decode` and `forward_wide`, too.
+/// Everything that specialises the forward kernel of Hopper. Constants answer what shared code asks of the
+/// Configs of `decode`, `forward_wide` and `sm80_forward`, too.
 struct ForwardConfig {
+  static constexpr Family family = Family::sm90;
   static constexpr bool v_in_k = false, pairs = false;
   static constexpr int column_parts = 1;  ///< warpgroups that share the columns of O
   static constexpr int least_blocks = 1;  ///< of keys, in a share of them
@@ -49,7 +49,6 @@ struct ForwardConfig {
   KeySource keys = KeySource::rows;
   ScoreTransform transform = ScoreTransform::raw;
   ForwardSchedule schedule{};
-  Family family = Family::sm90;
   /// The type of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory;
   /// their scales, by (batch, KV head), are factors of the scores and of O (WithKeyScales<Params>).
   OperandType key_type = OperandType::input;
@@ -59,36 +58,21 @@ struct ForwardConfig {
   Functions functions{};  ///< with them every block moves its rows' maxima (WithFunctions<Params>)
 
   constexpr bool operator==(const ForwardConfig&) const = default;
-  [[nodiscard]] constexpr bool of_sm80() const { return family == Family::sm80; }
-  /// sm80: units of 64 rows that four warps compute, 16 rows each. With two of them what ldmatrix reads of K
-  /// and V serves twice as many products; from a head_dim_v of 129 on registers hold the output of one.
-  [[nodiscard]] constexpr int units_a_warp() const {
-    return tiling.head_dim_v <= 128 && tiling.block_m % 128 == 0 ? 2 : 1;
-  }
-  /// sm80: Q stays in registers, where a thread's 255 have room for it beside S and O.
-  [[nodiscard]] constexpr bool keeps_q() const {
-    const int q = units_a_warp() * tiling.head_dim_qk / 4;
-    const int s_and_o = units_a_warp() * (tiling.block_n + tiling.head_dim_v) / 2;
-    return q <= 32 && q + s_and_o + 48 <= 255;
-  }
-  /// K and V have 8 bits in memory.
+  /// K and V have 8 bits in memory, and a warpgroup converts them in shared memory.
   [[nodiscard]] constexpr bool has_byte_keys() const { return key_type != OperandType::input; }
-  /// They are converted in shared memory.
-  [[nodiscard]] constexpr bool converts() const { return has_byte_keys(); }
-  /// Tiles of K, and of V, that products read.
-  [[nodiscard]] constexpr int tile_stages() const { return converts() ? converted_stages : stages; }
+  /// Tiles of K, and of V, that are converted, and those that products read.
+  [[nodiscard]] constexpr int byte_stages() const { return has_byte_keys() ? stages : 0; }
+  [[nodiscard]] constexpr int tile_stages() const { return has_byte_keys() ? converted_stages : stages; }
   [[nodiscard]] constexpr int consumers() const { return tiling.block_m / 64; }
   [[nodiscard]] static constexpr int cluster() { return 1; }
   /// Warps that read each tile of K, and of V.
   [[nodiscard]] constexpr int warps_of_k() const { return 4 * consumers(); }
   [[nodiscard]] constexpr int warps_of_v() const { return 4 * consumers(); }
   [[nodiscard]] constexpr int threads() const {
-    if (of_sm80()) return 128 * consumers() / units_a_warp();
-    return 128 * (consumers() + (schedule.specialised ? 1 : 0) + (converts() ? 1 : 0));
+    return 128 * (consumers() + (schedule.specialised ? 1 : 0) + (has_byte_keys() ? 1 : 0));
   }
   [[nodiscard]] constexpr RegisterSplit registers() const {
-    if (of_sm80()) return {.producer = 0, .consumer = 255};
-    if (converts()) return split_registers_with_converter(consumers());
+    if (has_byte_keys()) return split_registers_with_converter(consumers());
     if (schedule.specialised) return split_registers(consumers());
     const int each = registers_at_launch(threads());
     return {.producer = each, .consumer = each};
@@ -100,27 +84,23 @@ struct ForwardConfig {
 constexpr int loaded_shared_bytes(const auto& c, int key_rings = 1) {
   const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
   const int kv_elements = c.tiling.block_n * (c.tiling.head_dim_qk + (c.v_in_k ? 0 : c.tiling.head_dim_v));
-  const int kv_tiles = c.tile_stages() * kv_elements * (c.has_byte_keys() && !c.converts() ? 1 : 2);
-  const int byte_tiles = c.converts() ? c.stages * kv_elements : 0;
-  const int key_scales = c.row_scales && c.converts() ? converted_stages * c.tiling.block_n * 4 : 0;
-  const int rings = (key_rings + 1) * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
+  const bool converts = c.byte_stages() > 0;
+  const int kv_tiles = c.tile_stages() * kv_elements * (c.has_byte_keys() && !converts ? 1 : 2);
+  const int byte_tiles = c.byte_stages() * kv_elements;
+  const int key_scales = c.row_scales && converts ? converted_stages * c.tiling.block_n * 4 : 0;
+  const int rings = (key_rings + 1) * c.tile_stages() + 2 * c.byte_stages();
   const int barriers = 16 * (rings + c.q_stages * c.consumers());
   return (q_tiles + kv_tiles + byte_tiles + barriers + key_scales + 40 + 1023) / 1024 * 1024;
 }
 
 /// Dynamic shared memory of the kernel.
 constexpr int forward_shared_bytes(const ForwardConfig& c) {
-  if (c.of_sm80()) {  // no barriers, and a description of the tile
-    const int kv_columns = c.tiling.head_dim_qk + c.tiling.head_dim_v;
-    return 2 * (c.tiling.block_m * c.tiling.head_dim_qk + c.stages * c.tiling.block_n * kv_columns) + 1024;
-  }
   return loaded_shared_bytes(c);
 }
 
-/// CTAs of the kernel that an SM holds. Of the family sm80 as many as its registers hold: other SMs have less
-/// shared memory.
-constexpr int ctas_per_sm(const ForwardConfig& c) {
-  return c.of_sm80() && c.threads() <= 128 ? 2 : 1;
+/// CTAs of the kernel that an SM holds.
+constexpr int ctas_per_sm(const ForwardConfig& /*c*/) {
+  return 1;
 }
 
 /// A line of fewer blocks for each CTA that the device holds is short: fewer CTAs share it.
@@ -249,13 +229,5 @@ template <typename Params>
 struct WithRowScales : Params {
   RowScales k_row_scale, v_row_scale;
 };
-
-/// For the family sm80, which reads no tensor map. Behind functions, which `list_blocks` reads too.
-template <typename Params>
-struct WithValueAddress : Params {
-  const void* v_data;
-  Strides v_stride;
-};
-using Sm80ForwardParams = WithValueAddress<ForwardParams>;
 
 }  // namespace tandem

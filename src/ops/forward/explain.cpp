@@ -5,7 +5,6 @@
 #include "ops/decode/plan.hpp"
 #include "ops/forward/launch.hpp"
 #include "ops/forward/plan.hpp"
-#include "ops/forward/sm80_plan.hpp"
 #include "ops/latent/plan.hpp"
 
 namespace tandem {
@@ -44,7 +43,7 @@ std::vector<std::string> explain_tiles(const CallFacts& facts, const Config& c, 
     lines.push_back(
         fmt::format("k and v are read in {} and become {} in {}; scales are factors of the scores and of {}",
                     name_of(c.key_type), name_of(c.tiling.element),
-                    c.converts() ? "shared memory, by a warpgroup of its own" : "registers",
+                    c.byte_stages() > 0 ? "shared memory, by a warpgroup of its own" : "registers",
                     c.row_scales ? "v, by row" : "out"));
   }
   if (c.keys == KeySource::padded_pages) {
@@ -60,11 +59,10 @@ template std::vector<std::string> explain_tiles(const CallFacts&, const LatentCo
                                                 const char*);
 
 std::vector<std::string> explain_forward(const CallFacts& facts, const ForwardConfig& c) {
-  if (c.of_sm80()) return explain_sm80_forward(facts, c);
   const char* const why = c.schedule.invariant     ? (c.schedule.split ? fixed_parts : fixed_tiles)
                           : c.schedule.split       ? shared_keys
                           : c.tiling.heads_as_rows ? few_rows
-                          : c.converts()           ? converted_tiles
+                          : c.has_byte_keys()      ? converted_tiles
                                                    : forward_tile(facts, c).why;
   const bool moves = c.schedule.invariant || c.functions.given();
   return explain_tiles(facts, c, why, moves ? moves_maxima : keeps_maxima);

@@ -220,7 +220,7 @@ WorkDivision divide_work(const Problem& p, const Config& config, int multiproces
   const auto ctas_of = [&](std::int64_t items) { return static_cast<int>(std::min(items, most)); };
   WorkDivision d{.ctas = ctas_of(tiles), .most_ctas = as_int(most), .few_ctas = as_int(most)};
   // The GPU deals CTAs of a tile each, and begins one where another ends.
-  if (config.family == Family::sm80) d.ctas = static_cast<int>(std::min<std::int64_t>(tiles, INT_MAX));
+  if (Config::family == Family::sm80) d.ctas = static_cast<int>(std::min<std::int64_t>(tiles, INT_MAX));
   if (config.schedule.invariant) {
     constexpr std::int64_t largest = std::int64_t{1} << 30;  // positions are 32-bit numbers
     const std::int64_t split_size = std::min(p.split_size, largest);
@@ -272,6 +272,7 @@ WorkDivision divide_work(const Problem& p, const Config& config, int multiproces
   return d;
 }
 template WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int multiprocessors);
+template WorkDivision divide_work(const Problem& p, const Sm80ForwardConfig& config, int multiprocessors);
 template WorkDivision divide_work(const Problem& p, const DecodeConfig& config, int multiprocessors);
 template WorkDivision divide_work(const Problem& p, const LatentConfig& config, int multiprocessors);
 
@@ -286,7 +287,7 @@ template <typename Config>
 void fill_as(const Config& config, StepParams& call) {
   const Problem& p = call.problem();
   const Steps& steps = call.steps();
-  const bool sm80 = config.family == Family::sm80;
+  constexpr bool sm80 = Config::family == Family::sm80;
   SplitParts parts;
   if (config.schedule.split || config.schedule.invariant) {
     parts = {.out = call.at<float>(Region::part_out),

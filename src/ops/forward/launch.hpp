@@ -55,8 +55,9 @@ auto with_params_of(const Config& config, const Problem& p, const ForwardParams&
                     const FunctionParams* functions, F&& f) {
   if (functions != nullptr) {  // with 16-bit keys and one mask for all sequences alone
     const WithFunctions<ForwardParams> all{params, *functions};
-    if (config.family != Family::sm80) return f(all);
-    return f(WithValueAddress<WithFunctions<ForwardParams>>{all, p.v.data, strides_of(p.v)});
+    if constexpr (Config::family == Family::sm80)
+      return f(WithValueAddress<WithFunctions<ForwardParams>>{all, p.v.data, strides_of(p.v)});
+    return f(all);
   }
   const auto with_mask = [&](const auto& all) {
     if (config.has_byte_keys()) {
@@ -66,7 +67,7 @@ auto with_params_of(const Config& config, const Problem& p, const ForwardParams&
       return f(WithRowScales<std::remove_cvref_t<decltype(scaled)>>{scaled, row_scales_of(p.k_scale),
                                                                     row_scales_of(p.v_scale)});
     }
-    if (config.family == Family::sm80) {
+    if constexpr (Config::family == Family::sm80) {
       return f(WithValueAddress<std::remove_cvref_t<decltype(all)>>{all, p.v.data, strides_of(p.v)});
     }
     return f(all);
@@ -115,8 +116,11 @@ inline constexpr KernelSpec list_blocks{.header = "ops/functions/common/block_li
 }  // namespace kernels
 
 /// The main kernel of the forward pass.
-inline const KernelSpec& kernel_of(const ForwardConfig& config) {
-  return config.of_sm80() ? kernels::sm80_forward : kernels::forward;
+inline const KernelSpec& kernel_of(const ForwardConfig& /*config*/) {
+  return kernels::forward;
+}
+inline const KernelSpec& kernel_of(const Sm80ForwardConfig& /*config*/) {
+  return kernels::sm80_forward;
 }
 inline const KernelSpec& kernel_of(const LatentConfig& /*config*/) {
   return kernels::forward_wide;

@@ -3,7 +3,6 @@
 
 #include "ops/decode/plan.hpp"
 #include "ops/forward/plan.hpp"
-#include "ops/forward/sm80_plan.hpp"
 #include "ops/latent/plan.hpp"
 
 namespace tandem {
@@ -52,14 +51,13 @@ template std::string tiles_objection(const DecodeConfig& config);
 template std::string tiles_objection(const LatentConfig& config);
 
 std::string forward_objection(const ForwardConfig& c) {
-  if (c.of_sm80()) return sm80_forward_objection(c, hopper_shared_bytes_per_sm);
   if (c.tiling.block_m < 64 || c.tiling.block_m > 192 || c.tiling.block_m % 64 != 0) {
     return fmt::format("block_m {} is not 64, 128 or 192: one to three warpgroups of 64 rows",
                        c.tiling.block_m);
   }
   if (c.schedule.dynamic && !c.schedule.specialised)
     return "dynamic takes a producer warp, which takes the tiles from the counter";
-  if (c.converts()) {
+  if (c.has_byte_keys()) {
     if (c.row_scales && c.tiling.block_n > 32 * converting_warps)
       return "scales by row take blocks of 128 keys at most, one for each thread that converts them";
     if (!c.schedule.specialised)

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ops/decode/config.hpp"
+#include "ops/forward/sm80/config.hpp"
 #include "ops/latent/config.hpp"
 #include "plan/padded.hpp"
 #include "problem/mixed.hpp"
@@ -57,7 +58,7 @@ constexpr int converted_unit = 128;
 /// `shared`: by CTAs. Else a CTA has whole tiles. Heads as rows take the mask of causal calls in all: one
 /// kernel serves both, and the mask costs nothing where no query feels it.
 ForwardConfig with_few_queries(ForwardConfig c, bool shared) {
-  const int unit = c.converts() ? converted_unit : 1;
+  const int unit = c.has_byte_keys() ? converted_unit : 1;
   c.tiling.block_m = few;
   c.tiling.block_n = padded(c.tiling.head_dim_qk, unit) + padded(c.tiling.head_dim_v, unit) <= 256 ? 128 : 64;
   c.mask.varlen = true;
@@ -70,10 +71,10 @@ ForwardConfig with_few_queries(ForwardConfig c, bool shared) {
 /// place of the keys. Which CTA computes what is free, since parts are merged by the same operations.
 ForwardConfig with_fixed_splits(ForwardConfig c, const CallFacts& facts) {
   const Problem& p = facts.problem;
-  const int unit = c.converts() ? converted_unit : 64;
+  const int unit = c.has_byte_keys() ? converted_unit : 64;
   c.tiling.block_n = padded(p.head_dim_qk, unit) + padded(p.head_dim_v, unit) <= 256 ? 128 : 64;
   c.schedule = {.dynamic = c.mask.causal || c.mask.local, .invariant = true};
-  if (c.converts() && c.tiling.head_dim_v > converted_head_dim_of_two) {
+  if (c.has_byte_keys() && c.tiling.head_dim_v > converted_head_dim_of_two) {
     c.tiling.block_m = 64;
     c.schedule.pingpong = false;
   }
@@ -173,13 +174,14 @@ Config wanted_of(const CallFacts& facts) {
 template ForwardConfig wanted_of(const CallFacts& facts);
 template DecodeConfig wanted_of(const CallFacts& facts);
 template LatentConfig wanted_of(const CallFacts& facts);
+template Sm80ForwardConfig wanted_of(const CallFacts& facts);
 
 ForwardConfig choose_forward_config(const CallFacts& facts) {
   const auto c = wanted_of<ForwardConfig>(facts);
   const bool shared = facts.shares_keys;
   if (facts.problem.split_size > 0) return with_fixed_splits(c, facts);
   if (shared || c.tiling.heads_as_rows) return with_few_queries(c, shared);
-  if (c.converts()) return with_converted_keys(c, facts);
+  if (c.has_byte_keys()) return with_converted_keys(c, facts);
   return with_tile(c, forward_tile(facts, c));
 }
 

@@ -28,8 +28,7 @@ int forward_registers(const ForwardConfig& config);
 /// Registers that setmaxnreg leaves to a consumer thread.
 int forward_register_limit(const ForwardConfig& config);
 
-/// Why a Config cannot exist, of either family with Hopper's shared memory, with the number that breaks the
-/// rule; empty if it can.
+/// Why a Config cannot exist, with the number that breaks the rule; empty if it can.
 std::string forward_objection(const ForwardConfig& config);
 
 /// A value of ForwardTileLine::varlen_from: no varlen call takes the line.
@@ -107,7 +106,7 @@ void for_each_shipped_step(F&& f) {
   }
 }
 
-/// The Config of the family sm90 for a forward problem of 16 bits, or with head dimensions up to 256 and k
+/// The Config of Hopper's kernel for a forward problem of 16 bits, or with head dimensions up to 256 and k
 /// and v alone of 8, that the kernel `decode` does not serve.
 ForwardConfig choose_forward_config(const CallFacts& facts);
 

@@ -32,12 +32,12 @@ constexpr Sm80ForwardTileLine tiles[] = {
 constexpr const char* few_rows = "few queries a sequence, of heads that share keys";
 
 /// CTAs that an SM holds at once: what its registers and its shared memory have room for.
-int ctas_at_once(const ForwardConfig& c, int shared_bytes_per_sm) {
+int ctas_at_once(const Sm80ForwardConfig& c, int shared_bytes_per_sm) {
   return std::min(ctas_per_sm(c), shared_bytes_per_sm / (forward_shared_bytes(c) + reserved_shared_bytes));
 }
 
 /// More K and V in flight hide the latency of global memory, where an SM holds as many CTAs with them.
-ForwardConfig with_stages(ForwardConfig c, int most, int shared_bytes_per_sm) {
+Sm80ForwardConfig with_stages(Sm80ForwardConfig c, int most, int shared_bytes_per_sm) {
   const int ctas = ctas_at_once(c, shared_bytes_per_sm);
   while (c.stages < most) {
     ++c.stages;
@@ -48,7 +48,7 @@ ForwardConfig with_stages(ForwardConfig c, int most, int shared_bytes_per_sm) {
   return c;
 }
 
-const Sm80ForwardTileLine& tile_of(const ForwardConfig& c, int shared_bytes_per_sm) {
+const Sm80ForwardTileLine& tile_of(const Sm80ForwardConfig& c, int shared_bytes_per_sm) {
   for (const Sm80ForwardTileLine& tile : tiles) {
     if (c.tiling.head_dim_qk <= tile.head_dim_qk && c.tiling.head_dim_v <= tile.head_dim_v &&
         shared_bytes_per_sm >= tile.shared_kilobytes * 1024) {
@@ -66,7 +66,7 @@ constexpr int most_stages_of_few = 4;
 /// Keys of a block beside functions, whose values take registers, at most.
 constexpr int most_keys_with_functions = 64;
 
-ForwardConfig with_tile(ForwardConfig c, int shared_bytes_per_sm, bool functions = false) {
+Sm80ForwardConfig with_tile(Sm80ForwardConfig c, int shared_bytes_per_sm, bool functions = false) {
   const Sm80ForwardTileLine& tile = tile_of(c, shared_bytes_per_sm);
   c.tiling.block_m = tile.block_m;
   c.tiling.block_n = functions ? std::min(tile.block_n, most_keys_with_functions) : tile.block_n;
@@ -77,8 +77,8 @@ ForwardConfig with_tile(ForwardConfig c, int shared_bytes_per_sm, bool functions
 /// depend on them. Without one, heads of 64 have the keys of tiles of many queries: which of both a call
 /// takes, its mean length decides, and sequences of length 0 are in that mean but must not change a bit. As
 /// in the plan for Hopper, heads as rows take the mask of causal calls in all.
-ForwardConfig with_few_queries(ForwardConfig c, const ForwardSchedule& schedule, int shared_bytes_per_sm,
-                               bool functions = false) {
+Sm80ForwardConfig with_few_queries(Sm80ForwardConfig c, const Sm80ForwardSchedule& schedule,
+                                   int shared_bytes_per_sm, bool functions = false) {
   const bool narrow = std::max(c.tiling.head_dim_qk, c.tiling.head_dim_v) <= 64;
   c.tiling.block_n = c.tiling.head_dim_v > 192 ? 32 : 64;
   if (narrow && !schedule.invariant)
@@ -86,8 +86,7 @@ ForwardConfig with_few_queries(ForwardConfig c, const ForwardSchedule& schedule,
   c.tiling.block_m = few;
   c.mask.varlen = true;
   c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
-  c.schedule.split = schedule.split;
-  c.schedule.invariant = schedule.invariant;
+  c.schedule = schedule;
   return with_stages(c, most_stages_of_few, shared_bytes_per_sm);
 }
 
@@ -97,7 +96,7 @@ std::span<const Sm80ForwardTileLine> sm80_forward_tiles() {
   return tiles;
 }
 
-std::string sm80_forward_objection(const ForwardConfig& c, int shared_bytes_per_sm) {
+std::string forward_objection(const Sm80ForwardConfig& c, int shared_bytes_per_sm) {
   for (const int head_dim : {c.tiling.head_dim_qk, c.tiling.head_dim_v}) {
     if (head_dim < 32 || head_dim > 256 || head_dim % 32 != 0) {
       return fmt::format("head_dim {} is not a multiple of 32 from 32 to 256", head_dim);
@@ -108,13 +107,11 @@ std::string sm80_forward_objection(const ForwardConfig& c, int shared_bytes_per_
   if (c.tiling.block_n % 16 != 0 || c.tiling.block_n < 16 || c.tiling.block_n > 128)
     return fmt::format("block_n {} is not a multiple of 16 from 16 to 128", c.tiling.block_n);
   if (c.stages < 1) return "a tile of K and one of V take a stage";
-  if (c.has_byte_keys()) return "the family sm80 has no kernel for keys of 8 bits yet";
   if (c.functions.block_lists && (!c.functions.mask_function || c.mask.varlen)) {
     return fmt::format(
         "block_lists are of a mask function, for equal lengths; mask_function is {}, varlen {}",
         c.functions.mask_function, c.mask.varlen);
   }
-  if (c.schedule.dynamic) return "the GPU deals the tiles of the family sm80; there is no dynamic scheduler";
   if (c.schedule.split && !c.mask.varlen) return "splits take lengths by sequence (varlen)";
   if (c.keys != KeySource::rows && !c.mask.varlen) return "a cache takes lengths by sequence (varlen)";
   const int room = shared_bytes_per_sm - reserved_shared_bytes;
@@ -123,14 +120,11 @@ std::string sm80_forward_objection(const ForwardConfig& c, int shared_bytes_per_
   return {};
 }
 
-ForwardConfig choose_sm80_forward_config(const CallFacts& facts) {
+Sm80ForwardConfig choose_sm80_forward_config(const CallFacts& facts) {
   const Problem& p = facts.problem;
   const int room = facts.device.shared_bytes_per_sm;
   const bool shared = facts.shares_keys;
-  ForwardConfig c = wanted_of<ForwardConfig>(facts);
-  c.family = Family::sm80;
-  c.stages = 1;
-  c.schedule = {.pingpong = false};
+  auto c = wanted_of<Sm80ForwardConfig>(facts);
   c.tiling.head_dim_qk = padded(p.head_dim_qk, 32);
   c.tiling.head_dim_v = padded(p.head_dim_v, 32);
   if (p.split_size > 0) return with_few_queries(c, {.split = shared, .invariant = true}, room);
@@ -138,13 +132,10 @@ ForwardConfig choose_sm80_forward_config(const CallFacts& facts) {
   return with_tile(c, room, p.has_function());
 }
 
-std::vector<ForwardConfig> sm80_forward_configs(int shared_bytes_per_sm) {
-  std::vector<ForwardConfig> configs;
+std::vector<Sm80ForwardConfig> sm80_forward_configs(int shared_bytes_per_sm) {
+  std::vector<Sm80ForwardConfig> configs;
   for (const auto& [qk, v] : {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}}) {
-    ForwardConfig c;
-    c.family = Family::sm80;
-    c.stages = 1;
-    c.schedule = {.pingpong = false};
+    Sm80ForwardConfig c;
     c.tiling.head_dim_qk = qk;
     c.tiling.head_dim_v = v;
     configs.push_back(with_tile(c, shared_bytes_per_sm));
@@ -162,7 +153,7 @@ std::vector<ForwardConfig> sm80_forward_configs(int shared_bytes_per_sm) {
   return configs;
 }
 
-std::vector<std::string> explain_sm80_forward(const CallFacts& facts, const ForwardConfig& c) {
+std::vector<std::string> explain_forward(const CallFacts& facts, const Sm80ForwardConfig& c) {
   const Problem& problem = facts.problem;
   const int room = facts.device.shared_bytes_per_sm;
   const char* const why = c.schedule.invariant     ? (c.schedule.split ? fixed_parts : fixed_tiles)

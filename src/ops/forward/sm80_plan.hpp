@@ -1,11 +1,11 @@
-// The forward Config of the family sm80 for a problem: a table of tiles by the shared memory of an SM.
+// The Config of the kernel `sm80_forward` for a problem: a table of tiles by the shared memory of an SM.
 #pragma once
 
 #include <span>
 #include <string>
 #include <vector>
 
-#include "ops/forward/config.hpp"
+#include "ops/forward/sm80/config.hpp"
 #include "plan/facts.hpp"
 
 namespace tandem {
@@ -24,17 +24,18 @@ struct Sm80ForwardTileLine {
 /// Narrowest head dimensions and most shared memory first. A problem takes the first line it fits.
 std::span<const Sm80ForwardTileLine> sm80_forward_tiles();
 
-/// Why such a Config cannot exist where an SM has so much shared memory; empty if it can.
-std::string sm80_forward_objection(const ForwardConfig& config, int shared_bytes_per_sm);
+/// Why a Config cannot exist where an SM has so much shared memory; empty if it can.
+std::string forward_objection(const Sm80ForwardConfig& config,
+                              int shared_bytes_per_sm = hopper_shared_bytes_per_sm);
 
 /// The Config for a forward call with head dimensions up to 256, of 16 bits.
-ForwardConfig choose_sm80_forward_config(const CallFacts& facts);
+Sm80ForwardConfig choose_sm80_forward_config(const CallFacts& facts);
 
 /// Configs that tests compile for every architecture: dense, causal, and with lengths, of each line that a
 /// GPU with so much shared memory takes.
-std::vector<ForwardConfig> sm80_forward_configs(int shared_bytes_per_sm);
+std::vector<Sm80ForwardConfig> sm80_forward_configs(int shared_bytes_per_sm);
 
 /// The choice in words, a line each.
-std::vector<std::string> explain_sm80_forward(const CallFacts& facts, const ForwardConfig& config);
+std::vector<std::string> explain_forward(const CallFacts& facts, const Sm80ForwardConfig& config);
 
 }  // namespace tandem

@@ -9,7 +9,8 @@
 namespace tandem {
 
 /// The Config with the problem's functions; without any, as it is.
-ForwardConfig with_functions(ForwardConfig config, const Problem& problem);
+template <typename Config>
+Config with_functions(Config config, const Problem& problem);
 
 /// A line of explain for a problem with functions; `lists`: the kernel visits listed blocks.
 std::string explain_gpu_functions(const Problem& problem, bool lists);

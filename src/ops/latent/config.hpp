@@ -39,7 +39,7 @@ struct LatentConfig {
 
   constexpr bool operator==(const LatentConfig&) const = default;
   [[nodiscard]] static constexpr bool has_byte_keys() { return false; }
-  [[nodiscard]] static constexpr bool converts() { return false; }
+  [[nodiscard]] static constexpr int byte_stages() { return 0; }
   [[nodiscard]] constexpr int tile_stages() const { return stages; }
   [[nodiscard]] static constexpr int consumers() { return 1; }
   /// CTAs of a cluster, which have one share of the line of key blocks (tile/split.cuh).

@@ -272,7 +272,7 @@ void EmulatorRunner::launch_with_functions(const Problem& p, const ForwardParams
     options.buffers.push_back(emulator::readable(lists));
   }
   if (kernel_.sm80_functions != nullptr) {
-    gpu::with_params_of(std::get<ForwardConfig>(kernel_.config.of_kernel), p, params, &with.functions,
+    gpu::with_params_of(std::get<Sm80ForwardConfig>(kernel_.config.of_kernel), p, params, &with.functions,
                         [&](const auto& all) {
                           if constexpr (requires { kernel_.sm80_functions(all); })
                             emulator::launch(kernel_.sm80_functions, all, grid, options);

@@ -284,7 +284,7 @@ TEST(EmulatedGroup, HeadsAsRowsOfSm80ChangeNoBit) {
   std::size_t compared = 0;
   for (const EmulatedForward& rows : grouped_sm80_forwards()) {
     for (const EmulatedForward& tiles : all_of({sm80_forwards(), general_sm80_forwards()})) {
-      auto same = std::get<ForwardConfig>(tiles.config.of_kernel);
+      auto same = std::get<Sm80ForwardConfig>(tiles.config.of_kernel);
       same.tiling.heads_as_rows = true;
       same.tiling.block_m = 64;
       if (same.schedule.invariant || rows.config.of_kernel != gpu::KernelConfig(same)) continue;

@@ -6,7 +6,7 @@
 namespace tandem::kernel_tests {
 namespace {
 
-template <ForwardConfig... configs>
+template <Sm80ForwardConfig... configs>
 constexpr std::array<EmulatedForward, sizeof...(configs)> emulate() {
   return {EmulatedForward{configs,
                           [](const Problem& p, const ForwardParams& params, const emulator::Grid& grid,
@@ -16,30 +16,29 @@ constexpr std::array<EmulatedForward, sizeof...(configs)> emulate() {
                           combine_of<configs>()}...};
 }
 
-constexpr ForwardConfig dense(int head_dim_qk, int head_dim_v, int block_m, int block_n, int stages = 1) {
+constexpr Sm80ForwardConfig dense(int head_dim_qk, int head_dim_v, int block_m, int block_n, int stages = 1) {
   return {.tiling = {.head_dim_qk = head_dim_qk,
                      .head_dim_v = head_dim_v,
                      .block_m = block_m,
                      .block_n = block_n},
-          .stages = stages,
-          .schedule = {.pingpong = false},
-          .family = Family::sm80};
+          .stages = stages};
 }
 
-constexpr ForwardConfig causal(ForwardConfig c) {
+constexpr Sm80ForwardConfig causal(Sm80ForwardConfig c) {
   c.mask.causal = true;
   return c;
 }
-constexpr ForwardConfig local(ForwardConfig c) {
+constexpr Sm80ForwardConfig local(Sm80ForwardConfig c) {
   c.mask.causal = c.mask.local = true;
   c.tiling.element = Element::f16;
   return c;
 }
 
 /// Every mask and any lengths.
-constexpr ForwardConfig general(Element element, int head_dim, ScoreTransform transform = ScoreTransform::raw,
-                                KeySource keys = KeySource::rows) {
-  ForwardConfig c = dense(head_dim, head_dim, head_dim == 256 ? 64 : 128, head_dim == 256 ? 32 : 64);
+constexpr Sm80ForwardConfig general(Element element, int head_dim,
+                                    ScoreTransform transform = ScoreTransform::raw,
+                                    KeySource keys = KeySource::rows) {
+  Sm80ForwardConfig c = dense(head_dim, head_dim, head_dim == 256 ? 64 : 128, head_dim == 256 ? 32 : 64);
   c.tiling.element = element;
   c.stages = head_dim == 256 ? 1 : 2;
   c.mask = {.causal = true, .local = true, .varlen = true};
@@ -49,26 +48,26 @@ constexpr ForwardConfig general(Element element, int head_dim, ScoreTransform tr
 }
 
 /// The blocks that heads of 64 have without a split size.
-constexpr ForwardConfig of_128_keys(ForwardConfig c) {
+constexpr Sm80ForwardConfig of_128_keys(Sm80ForwardConfig c) {
   c.tiling.block_n = 128;
   c.stages = 1;
   return c;
 }
 
 /// Tiles of few queries, whose key blocks thread blocks share.
-constexpr ForwardConfig split(Element element, int head_dim, KeySource keys = KeySource::rows,
-                              ScoreTransform transform = ScoreTransform::raw) {
-  ForwardConfig c = general(element, head_dim, transform, keys);
+constexpr Sm80ForwardConfig split(Element element, int head_dim, KeySource keys = KeySource::rows,
+                                  ScoreTransform transform = ScoreTransform::raw) {
+  Sm80ForwardConfig c = general(element, head_dim, transform, keys);
   c.tiling.block_m = 64;
   c.schedule.split = true;
   return c;
 }
-constexpr ForwardConfig invariant(ForwardConfig c) {
+constexpr Sm80ForwardConfig invariant(Sm80ForwardConfig c) {
   c.tiling.block_m = 64;
   c.schedule.invariant = true;
   return c;
 }
-constexpr ForwardConfig grouped(ForwardConfig c) {
+constexpr Sm80ForwardConfig grouped(Sm80ForwardConfig c) {
   c.tiling.block_m = 64;
   c.tiling.heads_as_rows = true;
   return c;

@@ -9,14 +9,14 @@
 namespace tandem::kernel_tests {
 namespace {
 
-template <ForwardConfig config>
+template <Sm80ForwardConfig config>
 constexpr EmulatedForward with_lists() {
   EmulatedForward kernel{config, nullptr, combine_of<config>()};
   if constexpr (config.functions.block_lists) kernel.lists = &tandem::list_blocks<config>;
   kernel.sm80_functions = &tandem::sm80_forward<config>;
   return kernel;
 }
-template <ForwardConfig... configs>
+template <Sm80ForwardConfig... configs>
 constexpr std::array<EmulatedForward, sizeof...(configs)> emulate_forward() {
   return {with_lists<configs>()...};
 }
@@ -25,31 +25,30 @@ constexpr Functions functions(bool scored) {
   return {.digest = any_digest, .score_function = scored, .mask_function = true};
 }
 
-constexpr ForwardConfig forward(Element element, bool scored, ScoreTransform transform,
-                                KeySource keys = KeySource::rows) {
+constexpr Sm80ForwardConfig forward(Element element, bool scored, ScoreTransform transform,
+                                    KeySource keys = KeySource::rows) {
   return {.tiling = {.element = element, .head_dim_qk = 64, .head_dim_v = 64, .block_m = 128, .block_n = 64},
+          .stages = 2,
           .mask = {.causal = true, .local = true, .varlen = true},
           .keys = keys,
           .transform = transform,
-          .schedule = {.pingpong = false},
-          .family = Family::sm80,
           .functions = functions(scored)};
 }
 
-constexpr ForwardConfig few(ForwardConfig c, bool split, bool heads_as_rows) {
+constexpr Sm80ForwardConfig few(Sm80ForwardConfig c, bool split, bool heads_as_rows) {
   c.tiling.block_m = 64;
   c.tiling.heads_as_rows = heads_as_rows;
   c.schedule.split = split;
   return c;
 }
-constexpr ForwardConfig invariant(ForwardConfig c) {
+constexpr Sm80ForwardConfig invariant(Sm80ForwardConfig c) {
   c.tiling.block_m = 64;
   c.schedule.invariant = true;
   return c;
 }
 /// Of equal lengths, by lists of key blocks.
-constexpr ForwardConfig by_lists(bool scored, bool windowed, int stages) {
-  ForwardConfig c = forward(Element::bf16, scored, scored ? ScoreTransform::scaled : ScoreTransform::raw);
+constexpr Sm80ForwardConfig by_lists(bool scored, bool windowed, int stages) {
+  Sm80ForwardConfig c = forward(Element::bf16, scored, scored ? ScoreTransform::scaled : ScoreTransform::raw);
   c.stages = stages;
   return listed(c, windowed);
 }
@@ -124,8 +123,8 @@ std::span<const EmulatedForward> dropout_sm80_forwards() {
 }
 
 std::span<const EmulatedForward> dropout_sm80_forwards_of_few() {
-  constexpr ForwardConfig masked = forward(Element::bf16, false, ScoreTransform::raw);
-  constexpr ForwardConfig scored = forward(Element::bf16, true, ScoreTransform::scaled);
+  constexpr Sm80ForwardConfig masked = forward(Element::bf16, false, ScoreTransform::raw);
+  constexpr Sm80ForwardConfig scored = forward(Element::bf16, true, ScoreTransform::scaled);
   static constexpr auto kernels =
       emulate_forward<dropped(few(masked, true, true)), dropped(few(masked, true, false)),
                       dropped(few(scored, true, false))>();
@@ -134,8 +133,8 @@ std::span<const EmulatedForward> dropout_sm80_forwards_of_few() {
 
 std::span<const EmulatedForward> function_sm80_forwards_of_few() {
   using enum ScoreTransform;
-  constexpr ForwardConfig masked = forward(Element::bf16, false, raw);
-  constexpr ForwardConfig scored = forward(Element::bf16, true, scaled);
+  constexpr Sm80ForwardConfig masked = forward(Element::bf16, false, raw);
+  constexpr Sm80ForwardConfig scored = forward(Element::bf16, true, scaled);
   static constexpr auto kernels =
       emulate_forward<few(masked, true, true), few(scored, false, true), few(scored, true, false)>();
   return kernels;

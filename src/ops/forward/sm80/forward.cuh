@@ -7,7 +7,7 @@
 // other computes exponentials. docs/kernels/sm80.md has the arithmetic.
 #pragma once
 
-#include "ops/forward/config.hpp"
+#include "ops/forward/sm80/config.hpp"
 #include "ops/forward/sm80/forward_loader.cuh"
 #include "ptx/barrier.cuh"
 #include "tile/functions.cuh"
@@ -21,7 +21,7 @@ namespace tandem {
 
 // ---- Consumer ----
 
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 struct Sm80Forward {
   using Shared = Sm80ForwardShared<C>;
   static constexpr int units = C.units_a_warp();
@@ -29,7 +29,7 @@ struct Sm80Forward {
   static constexpr int outputs = C.tiling.head_dim_v / 2;  ///< the same
   static constexpr int steps = C.tiling.head_dim_qk / 16;
   static constexpr bool keeps_q = C.keeps_q();
-  static_assert(C.of_sm80() && !C.schedule.dynamic && !C.converts() && C.tiling.block_n % 16 == 0);
+  static_assert(C.tiling.block_n % 16 == 0);
 
   /// The exponentials of all units are one basic block, in which O is always rescaled: ptxas then has one
   /// unit's work to place among the other's exponentials, or O's. At 65 to 128 columns two units' registers
@@ -115,7 +115,7 @@ struct Sm80Forward {
 };
 
 /// The tile that has begun to load, from its last block of keys to its first.
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::compute(int visit) {
   Outputs o;
   tile::OnlineSoftmax softmax[units];
@@ -146,7 +146,7 @@ TANDEM_DEVICE void Sm80Forward<C>::compute(int visit) {
 }
 
 /// Q of a step, 16 columns of it, of all units.
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::load_queries(Queries& q, int step, u32 lane) {
 #pragma unroll
   for (int u = 0; u < units; ++u) {
@@ -156,7 +156,7 @@ TANDEM_DEVICE void Sm80Forward<C>::load_queries(Queries& q, int step, u32 lane) 
 }
 
 /// S = Q K^T.
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::multiply_keys(Scores& s, Queries& q, int stage) {
 #pragma unroll
   for (int u = 0; u < units; ++u) tile::set_zero(s[u]);
@@ -180,7 +180,7 @@ TANDEM_DEVICE void Sm80Forward<C>::multiply_keys(Scores& s, Queries& q, int stag
 
 /// The caller's functions on the scores of a unit and the block that begins with `key`. What they need of
 /// rows is made again in each block: registers are for O and S.
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::apply_functions(float (&s)[scores], const tile::QueryTile& t, int u,
                                                    int key, bool full) {
   if (full && !C.functions.score_function) return;
@@ -196,7 +196,7 @@ TANDEM_DEVICE void Sm80Forward<C>::apply_functions(float (&s)[scores], const til
 }
 
 /// Dropout, on exponentials that are in the softmax's sum.
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::drop(float (&s)[scores], const tile::QueryTile& t, int u, int key) {
   const tile::FragmentPosition position(thread());
   tile::DroppedRows<true, C.functions.dropout_places> rows;
@@ -206,7 +206,7 @@ TANDEM_DEVICE void Sm80Forward<C>::drop(float (&s)[scores], const tile::QueryTil
 }
 
 /// From scores to exponentials, with O rescaled where a row's maximum has moved.
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::take_scores(int visit, Scores& s, Probabilities& probabilities, Outputs& o,
                                                tile::OnlineSoftmax (&softmax)[units]) {
   const tile::QueryTile t = current();
@@ -233,14 +233,14 @@ TANDEM_DEVICE void Sm80Forward<C>::take_scores(int visit, Scores& s, Probabiliti
 }
 
 /// The mask, on the scores of a unit and the block that begins with `key`.
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::hide(float (&s)[scores], const tile::QueryTile& t, int u, int key) {
   tile::apply_mask(s, t.visible, first_query(t, u), key,
                    tile::query_position<C.tiling>(p, tile::FragmentPosition(thread())));
 }
 
 /// From logits to exponentials of unit `u`, with O rescaled.
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::exponentiate(const tile::QueryTile& t, int u, int key, float (&s)[scores],
                                                 u32 (&probabilities)[scores / 2], float (&o)[outputs],
                                                 tile::OnlineSoftmax& softmax) {
@@ -256,7 +256,7 @@ TANDEM_DEVICE void Sm80Forward<C>::exponentiate(const tile::QueryTile& t, int u,
 }
 
 /// O += P V. Rows of V that do not exist are zeros.
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::multiply_values(Outputs& o, const Probabilities& probabilities,
                                                    int stage) {
   auto& values = shared.v[stage];
@@ -277,7 +277,7 @@ TANDEM_DEVICE void Sm80Forward<C>::multiply_values(Outputs& o, const Probabiliti
 }
 
 /// The epilogue.
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::store(Outputs& o, const tile::OnlineSoftmax (&softmax)[units]) {
   const tile::QueryTile t = current();
 #pragma unroll
@@ -287,7 +287,7 @@ TANDEM_DEVICE void Sm80Forward<C>::store(Outputs& o, const tile::OnlineSoftmax (
   }
 }
 
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::store_empty(const tile::QueryTile& t) {
 #pragma unroll
   for (int u = 0; u < units; ++u) output(u).template store_unseeing<C.schedule.split>(t.index, t.part);
@@ -295,7 +295,7 @@ TANDEM_DEVICE void Sm80Forward<C>::store_empty(const tile::QueryTile& t) {
 
 // ---- Entry ----
 
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 TANDEM_KERNEL __launch_bounds__(C.threads(), ctas_per_sm(C))
     sm80_forward(const __grid_constant__ Sm80KernelParams<C> p) {
   static_assert(sizeof(Sm80ForwardShared<C>) == forward_shared_bytes(C));

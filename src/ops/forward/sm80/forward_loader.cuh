@@ -1,7 +1,7 @@
 // The shared storage of the forward kernel for sm_80 and later, and how its threads fill it.
 #pragma once
 
-#include "ops/forward/config.hpp"
+#include "ops/forward/sm80/config.hpp"
 #include "tile/copied_rows.cuh"
 #include "tile/functions.cuh"
 #include "tile/select.cuh"
@@ -10,19 +10,19 @@
 namespace tandem {
 
 /// What the kernel is launched with.
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 using Sm80KernelParams = WithValueAddress<
     typename Select<C.functions.given(), WithFunctions<ForwardParams>, ForwardMaskParams<C>>::type>;
 
 // ---- Shared storage ----
 
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 struct Sm80ForwardShared {
   using QTile = tile::SharedTile<C.tiling.unit(), C.tiling.head_dim_qk>;
   using KTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_qk>;
   using VTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_v>;
 
-  QTile q[C.consumers()];
+  QTile q[C.units()];
   KTile k[C.stages];
   VTile v[C.stages];
   /// The tile that is computed. Registers are for O and S: what is needed of it is read again in each block.
@@ -36,7 +36,7 @@ struct Sm80ForwardShared {
 /// Starts the copies of a tile in the order K, V, K, V, from the right block of keys to the left; all threads
 /// of the CTA call. Every load is a group of copies, an empty one behind the last block, so that the number
 /// of groups under way says what has come.
-template <ForwardConfig C>
+template <Sm80ForwardConfig C>
 struct Sm80ForwardLoader {
   using Shared = Sm80ForwardShared<C>;
   using Copier = tile::RowCopier<C.threads()>;
@@ -58,7 +58,7 @@ struct Sm80ForwardLoader {
       ptx::store_shared(&shared.v_origin, v);
     }
 #pragma unroll
-    for (int unit = 0; unit < C.consumers(); ++unit) {
+    for (int unit = 0; unit < C.units(); ++unit) {
       Copier::copy(shared.q[unit], p.head_dim_qk, [&](int row, int column) {
         return [&, row, column](int offset) {
           return tile::query_row_at<C.tiling>(p, t.index, unit * C.tiling.unit() + row + offset, column);

@@ -33,15 +33,15 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ 
     if (warp < 4) {
       ptx::release_registers<C.registers().producer>();
       if (warp == 0) ForwardLoader<C>(p, shared).run();
-    } else if (C.converts() && warp < 8) {
-      if constexpr (C.converts()) {
+    } else if (C.has_byte_keys() && warp < 8) {
+      if constexpr (C.has_byte_keys()) {
         ptx::release_registers<C.registers().converter>();
         ForwardConverter<C> converter(p, shared, warp - 4);
         converter.run();
       }
     } else {
       ptx::claim_registers<C.registers().consumer>();
-      consume(warp / 4 - (C.converts() ? 2 : 1));
+      consume(warp / 4 - (C.has_byte_keys() ? 2 : 1));
     }
   } else {
     consume(warp / 4);

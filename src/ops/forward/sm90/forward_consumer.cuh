@@ -132,7 +132,7 @@ struct ForwardConsumer {
   TANDEM_DEVICE void store(const tile::TileIndex& t, float (&o)[outputs], tile::OnlineSoftmax& softmax,
                            int part, const tile::MergePlace& place) {
     if constexpr (!C.functions.hide()) tile::find_infinite<C.mask>(softmax, output, t);
-    if constexpr (C.converts()) {
+    if constexpr (C.has_byte_keys()) {
       const float v_scale = tile::scale_of(p.v_scale, p, t);
 #pragma unroll
       for (int i = 0; i < outputs; ++i) o[i] *= v_scale;

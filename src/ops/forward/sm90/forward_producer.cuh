@@ -30,15 +30,19 @@ using ForwardKernelParams =
 
 // ---- Shared storage ----
 
-/// K and V as memory has them, where they have 8 bits.
-template <auto C, bool used = C.converts()>
+/// Tiles of 8 bits are converted in shared memory.
+template <auto C>
+constexpr bool converts = C.byte_stages() > 0;
+
+/// K and V as memory has them, where they are converted.
+template <auto C, bool used = converts<C>>
 struct ByteKeys {
   tile::ByteTile<C.tiling.block_n, C.tiling.head_dim_qk> k[C.stages];
   tile::ByteTile<C.tiling.block_n, C.tiling.head_dim_v> v[C.stages];
 };
 template <auto C>
 struct ByteKeys<C, false> {};
-template <auto C, bool used = C.converts()>
+template <auto C, bool used = converts<C>>
 struct ByteKeyRings {
   tile::Ring<C.stages> k;
   tile::Ring<C.stages> v;
@@ -47,7 +51,7 @@ template <auto C>
 struct ByteKeyRings<C, false> {};
 
 /// Scales by row of the keys of each tile of K that products read.
-template <auto C, bool used = C.row_scales&& C.converts()>
+template <auto C, bool used = C.row_scales&& converts<C>>
 struct KeyScaleTiles {
   alignas(8) float of_row[converted_stages][C.tiling.block_n];
 };
@@ -56,9 +60,8 @@ struct KeyScaleTiles<C, false> {};
 
 /// A block of K or V as products read it.
 template <auto C, int head_dim>
-using KeyTile =
-    typename Select<C.has_byte_keys() && !C.converts(), tile::ByteTile<C.tiling.block_n, head_dim>,
-                    tile::SharedTile<C.tiling.block_n, head_dim>>::type;
+using KeyTile = typename Select<C.has_byte_keys() && !converts<C>, tile::ByteTile<C.tiling.block_n, head_dim>,
+                                tile::SharedTile<C.tiling.block_n, head_dim>>::type;
 
 /// V, unless it is the first columns of K.
 struct NoValues {};
@@ -86,15 +89,15 @@ struct ForwardShared {
     if constexpr (C.v_in_k) {
       for (int g = 0; g < key_groups(C); ++g) k_group_ring(g).init(KeyGroups<C>::warps(g));
     } else {
-      k_ring.init(C.warps_of_k(), C.converts() ? converting_warps : 1);
+      k_ring.init(C.warps_of_k(), converts<C> ? converting_warps : 1);
     }
-    v_ring.init(C.warps_of_v(), C.converts() ? converting_warps : 1);
+    v_ring.init(C.warps_of_v(), converts<C> ? converting_warps : 1);
     for (int w = 0; w < C.consumers(); ++w) q_ring[w].init(4);
-    if constexpr (C.converts()) {
+    if constexpr (converts<C>) {
       byte_rings.k.init(converting_warps);
       byte_rings.v.init(converting_warps);
     }
-    tiles.ring.init(C.consumers() * 4 + (C.converts() ? converting_warps : 0));
+    tiles.ring.init(C.consumers() * 4 + (converts<C> ? converting_warps : 0));
     ptx::fence_mbarrier_init();
   }
 
@@ -109,28 +112,28 @@ struct ForwardShared {
 
   // What TMA fills: the tiles that products read, or those that are converted first.
   TANDEM_DEVICE auto* loaded_k() {
-    if constexpr (C.converts()) {
+    if constexpr (converts<C>) {
       return bytes.k;
     } else {
       return k;
     }
   }
   TANDEM_DEVICE auto* loaded_v() {
-    if constexpr (C.converts()) {
+    if constexpr (converts<C>) {
       return bytes.v;
     } else {
       return v;
     }
   }
   TANDEM_DEVICE auto& loaded_k_ring() {
-    if constexpr (C.converts()) {
+    if constexpr (converts<C>) {
       return byte_rings.k;
     } else {
       return k_ring;
     }
   }
   TANDEM_DEVICE auto& loaded_v_ring() {
-    if constexpr (C.converts()) {
+    if constexpr (converts<C>) {
       return byte_rings.v;
     } else {
       return v_ring;

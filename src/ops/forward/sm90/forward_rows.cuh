@@ -17,7 +17,7 @@ struct ForwardState : tile::FunctionRows<C.functions> {
 
 /// The 64 queries of a warpgroup in one tile.
 template <ForwardConfig C>
-struct ForwardRows : tile::KeyScale<C.converts()> {
+struct ForwardRows : tile::KeyScale<C.has_byte_keys()> {
   using Consumer = ForwardConsumer<C>;
   static constexpr int scores = Consumer::scores;
   static constexpr int outputs = Consumer::outputs;
@@ -60,7 +60,7 @@ struct ForwardRows : tile::KeyScale<C.converts()> {
         probabilities(state.probabilities),
         softmax(state.softmax),
         functions(state) {
-    if constexpr (C.converts()) this->key_scale = tile::scale_of(c.p.k_scale, c.p, t.index);
+    if constexpr (C.has_byte_keys()) this->key_scale = tile::scale_of(c.p.k_scale, c.p, t.index);
     if constexpr (C.functions.given())
       functions.template take_rows<C.tiling>(c.p, t.index, first_query, c.position);
   }
@@ -83,7 +83,7 @@ struct ForwardRows : tile::KeyScale<C.converts()> {
   /// Logits out of Q K^T. `whole`: the mask function hides nothing of the block.
   TANDEM_DEVICE void make_logits(float (&s)[scores], bool whole) {
     float scale = c.p.scale;
-    if constexpr (C.converts()) scale *= this->key_scale;
+    if constexpr (C.has_byte_keys()) scale *= this->key_scale;
     tile::transform_scores<C.transform>(s, scale, c.p.softcap);
     if constexpr (C.functions.given()) functions.apply(s, first_key() + c.position.first_col, whole);
   }

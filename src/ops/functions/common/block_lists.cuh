@@ -6,7 +6,7 @@
 #pragma once
 
 #include "ops/backward/config.hpp"
-#include "ops/forward/config.hpp"
+#include "ops/forward/sm80/config.hpp"
 #include "ptx/barrier.cuh"
 #include "tile/functions.cuh"
 #include "tile/walk.cuh"
@@ -191,7 +191,7 @@ struct ListMaker {
 };
 
 /// Key blocks by tile of queries. One CTA for each list.
-template <ForwardConfig C>
+template <auto C>
 TANDEM_KERNEL __launch_bounds__(list_threads, 1)
     list_blocks(const __grid_constant__ WithFunctions<ForwardParams> p) {
   const int number = static_cast<int>(ptx::block_index());
