@@ -41,10 +41,12 @@
 #include "gpu/device.hpp"
 #include "gpu_check.hpp"
 #include "ops/backward/plan.hpp"
+#include "ops/backward/sm80_plan.hpp"
 #include "ops/decode/plan.hpp"
 #include "ops/eight_bit/launch.hpp"
 #include "ops/eight_bit/plan.hpp"
 #include "ops/forward/plan.hpp"
+#include "ops/forward/sm80_plan.hpp"
 #include "ops/latent/plan.hpp"
 #include "ops/plan_gpu.hpp"
 #include "ops/quantize/launch.hpp"
@@ -273,9 +275,10 @@ class Bench {
     steps_.list = timed_steps(steps_.list, pass_);
   }
 
-  static std::string objection(const gpu::KernelConfig& config) {
+  [[nodiscard]] std::string objection(const gpu::KernelConfig& config) const {
     if (const auto* c = std::get_if<EightBitConfig>(&config)) return eight_bit_objection(*c);
-    if (const auto* c = std::get_if<BackwardConfig>(&config)) return backward_objection(*c);
+    if (is_backward())
+      return gpu::visit_backward(config, [](const auto& c) { return backward_objection(c); });
     return gpu::visit_forward(config, [](const auto& c) { return forward_objection(c); });
   }
 

@@ -9,6 +9,12 @@
 #include "gpu/describe.hpp"
 #include "gpu/kernel_spec.hpp"
 #include "inputs.hpp"
+#include "ops/backward/plan.hpp"
+#include "ops/backward/sm80_plan.hpp"
+#include "ops/decode/plan.hpp"
+#include "ops/forward/plan.hpp"
+#include "ops/forward/sm80_plan.hpp"
+#include "ops/latent/plan.hpp"
 #include "report.hpp"
 #include "supervise.hpp"
 #include "tandem/attention.hpp"
@@ -168,16 +174,33 @@ Json shape_json(const char* pass, const TuneShape& s, const Candidates<Config>& 
 }
 
 template <typename Config>
-void tune_shape(const char* pass, const TuneShape& shape, const TuneOptions& options, Json& document) {
+void tune_shape(const TuneShape& shape, const Config& planned, const TuneOptions& options, Json& document) {
+  constexpr bool backward = requires {
+    planned.dout_stages;
+  };
+  const auto objection = [](const Config& c) {
+    if constexpr (backward) {
+      return backward_objection(c);
+    } else {
+      return forward_objection(c);
+    }
+  };
+  const char* const pass = options.pass.c_str();
   RaceRules rules = options.rules;
   rules.compilers =
       options.compilers > 0 ? options.compilers : std::max(1U, std::thread::hardware_concurrency());
   const std::chrono::milliseconds patience(static_cast<std::int64_t>(options.patience * 1e3));
-  const auto candidates = candidates_of<Config>(shape, options.fields, options.most);
+  const auto candidates = legal_candidates(planned, objection, options.fields, options.most);
   Progress progress;
   progress.show(fmt::format("compiling {} Configs ...", candidates.configs.size()));
   const auto worker = [&](const std::vector<ItemReport>& reports, const Reporter& reporter) {
-    RaceCourse course = course_of(shape, candidates.configs);
+    RaceCourse course = [&] {
+      if constexpr (backward) {
+        return backward_course(shape, candidates.configs);
+      } else {
+        return forward_course(shape, candidates.configs);
+      }
+    }();
     reporter.facts(0, {{"device", gpu::properties(0).name}});
     return race(course, rules, reports, reporter);
   };
@@ -197,12 +220,11 @@ int run_tune(const TuneOptions& options) {
   Json document{{"version", version()}, {"shapes", Json::array()}};
   // This process opens no driver: a context would not survive the fork.
   for (const TuneShape& shape : shapes_of(options)) {
+    const auto tune = [&](const auto& planned) { tune_shape(shape, planned, options, document); };
     if (options.pass == "forward") {
-      gpu::visit_forward(planned_forward(shape), [&]<typename Config>(const Config&) {
-        tune_shape<Config>("forward", shape, options, document);
-      });
+      gpu::visit_forward(planned_forward(shape), tune);
     } else {
-      tune_shape<BackwardConfig>("backward", shape, options, document);
+      gpu::visit_backward(planned_backward(shape), tune);
     }
   }
   if (options.json) print_json(document);
@@ -251,6 +273,7 @@ void add_tune(CLI::App& app, Command& chosen) {
   add_fields(ForwardConfig{});
   add_fields(LatentConfig{});
   add_fields(BackwardConfig{});
+  add_fields(Sm80BackwardConfig{});
   command
       ->add_option("--rounds", options->rules.rounds,
                    "Rounds in which each Config is timed once; the median counts")

@@ -3,17 +3,12 @@
 
 #include "api/make_problem.hpp"
 #include "ops/backward/launch.hpp"
-#include "ops/backward/plan.hpp"
 #include "ops/plan_gpu.hpp"
 #include "ops/run.hpp"
 #include "tune_course.hpp"
 
 namespace tandem::cli {
 namespace {
-
-/// What the shape decides, or the problem's features. A fixed order may be had or not.
-constexpr std::string_view fixed_fields[] = {"element", "head_dim_qk", "head_dim_v", "causal",
-                                             "local",   "softcap",     "varlen"};
 
 /// What the launches of a course stand on.
 struct Memory {
@@ -23,15 +18,13 @@ struct Memory {
 
 }  // namespace
 
-template <>
-Candidates<BackwardConfig> candidates_of(const TuneShape& shape, const std::vector<FieldValues>& fields,
-                                         std::size_t most) {
-  const Plan plan = plan_gpu(make_problem(backward_args(shape, described_device), tandem::Memory::described));
-  return legal_candidates(std::get<BackwardConfig>(plan.gpu->config), backward_objection, fixed_fields,
-                          fields, most);
+gpu::KernelConfig planned_backward(const TuneShape& shape) {
+  return plan_gpu(make_problem(backward_args(shape, described_device), tandem::Memory::described))
+      .gpu->config;
 }
 
-RaceCourse course_of(const TuneShape& s, const std::vector<BackwardConfig>& configs) {
+template <typename Config>
+RaceCourse backward_course(const TuneShape& s, const std::vector<Config>& configs) {
   require_hopper();
   auto memory = std::make_shared<Memory>();
   const std::int64_t rows_q = s.batch * s.seqlen * s.heads;
@@ -61,7 +54,7 @@ RaceCourse course_of(const TuneShape& s, const std::vector<BackwardConfig>& conf
   tandem::forward(forward);
   const Problem p = make_problem(args, tandem::Memory::present);
   std::size_t workspace = 0;
-  for (const BackwardConfig& config : configs) {
+  for (const Config& config : configs) {
     course.kernels.push_back(gpu::kernel_of(config).name(config));
     const gpu::KernelConfig wanted = config;
     memory->steps.push_back(*plan_gpu(p, &wanted).gpu);
@@ -73,5 +66,7 @@ RaceCourse course_of(const TuneShape& s, const std::vector<BackwardConfig>& conf
                  static_cast<double>(s.batch * s.heads * (s.head_dim + s.head_dim_v));
   return course;
 }
+template RaceCourse backward_course(const TuneShape& s, const std::vector<BackwardConfig>& configs);
+template RaceCourse backward_course(const TuneShape& s, const std::vector<Sm80BackwardConfig>& configs);
 
 }  // namespace tandem::cli

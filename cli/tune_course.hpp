@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <span>
 #include <string_view>
 #include <vector>
 
@@ -32,23 +31,16 @@ struct Candidates {
   std::size_t illegal = 0;      ///< combinations that cannot exist, left out
 };
 
-/// The planned Config and every legal combination of `fields` on top of it; fields that follow from the
-/// shape may not be named. Throws Error (invalid_argument) for those, and where more than `most` are legal.
-template <typename Config>
-Candidates<Config> candidates_of(const TuneShape& shape, const std::vector<FieldValues>& fields,
-                                 std::size_t most);
-template <>
-Candidates<BackwardConfig> candidates_of(const TuneShape& shape, const std::vector<FieldValues>& fields,
-                                         std::size_t most);
-
-/// The planned Config of a forward call.
+/// The planned Config of a call.
 gpu::KernelConfig planned_forward(const TuneShape& shape);
+gpu::KernelConfig planned_backward(const TuneShape& shape);
 
 /// The shape in GPU memory with normal random inputs. Throws Error (unsupported) without a GPU that the
 /// kernels run on.
 template <typename Config>
-RaceCourse course_of(const TuneShape& shape, const std::vector<Config>& configs);
-RaceCourse course_of(const TuneShape& shape, const std::vector<BackwardConfig>& configs);
+RaceCourse forward_course(const TuneShape& shape, const std::vector<Config>& configs);
+template <typename Config>
+RaceCourse backward_course(const TuneShape& shape, const std::vector<Config>& configs);
 
 // What both passes share.
 
@@ -70,13 +62,17 @@ void require_hopper();
 /// A result of `elements`, with the tolerance that its type allows for.
 RaceOutput race_output(const char* name, DType dtype, std::int64_t elements);
 
-/// `planned`, and what `fields` make of it that has no `objection`.
+/// What the shape decides, or the problem's features.
+constexpr std::string_view fixed_fields[] = {"element", "head_dim_qk", "head_dim_v", "causal",
+                                             "local",   "transform",   "softcap",    "varlen"};
+
+/// `planned`, and every combination of `fields` on top of it that has no `objection`. Throws Error
+/// (invalid_argument) for fixed_fields, and where more than `most` are legal.
 template <typename Config, typename Objection>
 Candidates<Config> legal_candidates(const Config& planned, Objection&& objection,
-                                    std::span<const std::string_view> fixed_fields,
                                     const std::vector<FieldValues>& fields, std::size_t most) {
   for (const FieldValues& wanted : fields) {
-    if (std::ranges::find(fixed_fields, wanted.field) != fixed_fields.end()) {
+    if (std::ranges::find(fixed_fields, wanted.field) != std::end(fixed_fields)) {
       throw Error(Status::invalid_argument,
                   fmt::format("the field {} follows from the shape; leave it out", wanted.field));
     }

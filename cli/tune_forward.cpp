@@ -2,20 +2,13 @@
 #include <memory>
 
 #include "api/make_problem.hpp"
-#include "ops/decode/plan.hpp"
 #include "ops/forward/launch.hpp"
-#include "ops/forward/plan.hpp"
-#include "ops/latent/plan.hpp"
 #include "ops/plan_gpu.hpp"
 #include "ops/run.hpp"
 #include "tune_course.hpp"
 
 namespace tandem::cli {
 namespace {
-
-/// What the shape decides, or the problem's features.
-constexpr std::string_view fixed_fields[] = {"element", "head_dim_qk", "head_dim_v", "causal",
-                                             "local",   "transform",   "varlen"};
 
 /// What the launches of a course stand on.
 struct Memory {
@@ -30,20 +23,7 @@ gpu::KernelConfig planned_forward(const TuneShape& shape) {
 }
 
 template <typename Config>
-Candidates<Config> candidates_of(const TuneShape& shape, const std::vector<FieldValues>& fields,
-                                 std::size_t most) {
-  const auto objection = [](const Config& c) { return forward_objection(c); };
-  return legal_candidates(std::get<Config>(planned_forward(shape)), objection, fixed_fields, fields, most);
-}
-template Candidates<ForwardConfig> candidates_of(const TuneShape&, const std::vector<FieldValues>&,
-                                                 std::size_t);
-template Candidates<DecodeConfig> candidates_of(const TuneShape&, const std::vector<FieldValues>&,
-                                                std::size_t);
-template Candidates<LatentConfig> candidates_of(const TuneShape&, const std::vector<FieldValues>&,
-                                                std::size_t);
-
-template <typename Config>
-RaceCourse course_of(const TuneShape& s, const std::vector<Config>& configs) {
+RaceCourse forward_course(const TuneShape& s, const std::vector<Config>& configs) {
   require_hopper();
   auto memory = std::make_shared<Memory>();
   memory->q = random_tensor(s.dtype, s.batch * s.seqlen * s.heads * s.head_dim, 1);
@@ -74,8 +54,9 @@ RaceCourse course_of(const TuneShape& s, const std::vector<Config>& configs) {
                  static_cast<double>(s.batch * s.heads * (s.head_dim + s.head_dim_v));
   return course;
 }
-template RaceCourse course_of(const TuneShape& s, const std::vector<ForwardConfig>& configs);
-template RaceCourse course_of(const TuneShape& s, const std::vector<DecodeConfig>& configs);
-template RaceCourse course_of(const TuneShape& s, const std::vector<LatentConfig>& configs);
+template RaceCourse forward_course(const TuneShape& s, const std::vector<ForwardConfig>& configs);
+template RaceCourse forward_course(const TuneShape& s, const std::vector<Sm80ForwardConfig>& configs);
+template RaceCourse forward_course(const TuneShape& s, const std::vector<DecodeConfig>& configs);
+template RaceCourse forward_course(const TuneShape& s, const std::vector<LatentConfig>& configs);
 
 }  // namespace tandem::cli

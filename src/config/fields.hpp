@@ -5,7 +5,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "ops/backward/config.hpp"
+#include "ops/backward/sm80/config.hpp"
 #include "ops/cache/config.hpp"
 #include "ops/decode/config.hpp"
 #include "ops/eight_bit/config.hpp"
@@ -20,9 +20,6 @@ namespace tandem {
 /// The enumerators' names, as config/types.hpp and config/recipe.hpp have them.
 constexpr const char* name_of(Element element) {
   return element == Element::f16 ? "f16" : "bf16";
-}
-constexpr const char* name_of(Family family) {
-  return family == Family::sm80 ? "sm80" : "sm90";
 }
 constexpr const char* name_of(ScoreTransform transform) {
   switch (transform) {
@@ -107,13 +104,12 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, BackwardTiling>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, cluster] = x;
+  auto& [element, head_dim_qk, head_dim_v, block_m, block_n] = x;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
   f("block_m", block_m);
   f("block_n", block_n);
-  f("cluster", cluster);
 }
 
 template <typename T, typename F>
@@ -267,16 +263,39 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, BackwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, q_stages, dout_stages, dq_parts, mask, softcap, schedule, family, ds_in_dout, halved, f32_dq,
-         f32_dk_dv, functions] = x;
+  auto& [tiling, cluster, q_stages, dout_stages, dq_parts, mask, softcap, schedule, f32_dq, f32_dk_dv,
+         functions] = x;
   f("tiling", tiling);
+  f("cluster", cluster);
   f("q_stages", q_stages);
   f("dout_stages", dout_stages);
   f("dq_parts", dq_parts);
   f("mask", mask);
   f("softcap", softcap);
   f("schedule", schedule);
-  f("family", family);
+  f("f32_dq", f32_dq);
+  f("f32_dk_dv", f32_dk_dv);
+  f("functions", functions);
+}
+
+template <typename T, typename F>
+requires is<T, Sm80BackwardSchedule>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [deterministic] = x;
+  f("deterministic", deterministic);
+}
+
+template <typename T, typename F>
+requires is<T, Sm80BackwardConfig>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [tiling, q_stages, dout_stages, mask, softcap, schedule, ds_in_dout, halved, f32_dq, f32_dk_dv,
+         functions] = x;
+  f("tiling", tiling);
+  f("q_stages", q_stages);
+  f("dout_stages", dout_stages);
+  f("mask", mask);
+  f("softcap", softcap);
+  f("schedule", schedule);
   f("ds_in_dout", ds_in_dout);
   f("halved", halved);
   f("f32_dq", f32_dq);

@@ -260,8 +260,8 @@ ListedBlocks listed_blocks(const Problem& p, const Tiling& tiling) {
   return lists_of(p, blocks_of(p.rows_q, tiling.block_m), blocks_of(p.rows_k, tiling.block_n));
 }
 
-ListedBlocks listed_query_blocks(const Problem& p, const BackwardConfig& config) {
-  return lists_of(p, blocks_of(p.rows_k, config.tile_keys()), blocks_of(p.rows_q, config.tiling.block_m));
+ListedBlocks listed_query_blocks(const Problem& p, int tile_keys, int block_m) {
+  return lists_of(p, blocks_of(p.rows_k, tile_keys), blocks_of(p.rows_q, block_m));
 }
 
 }  // namespace tandem::gpu

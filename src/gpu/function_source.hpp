@@ -5,8 +5,6 @@
 #include <optional>
 #include <string>
 
-#include "ops/backward/config.hpp"
-
 #include "config/types.hpp"
 #include "ops/functions/config.hpp"
 #include "problem/problem.hpp"
@@ -60,6 +58,6 @@ struct ListedBlocks {
 /// The forward pass's lists: for each tile of queries the key blocks that it sees.
 ListedBlocks listed_blocks(const Problem& problem, const Tiling& tiling);
 /// The backward pass's lists: for each tile of keys the query blocks that see it.
-ListedBlocks listed_query_blocks(const Problem& problem, const BackwardConfig& config);
+ListedBlocks listed_query_blocks(const Problem& problem, int tile_keys, int block_m);
 
 }  // namespace tandem::gpu

@@ -7,7 +7,7 @@
 #include <variant>
 
 #include "gpu/compiler.hpp"
-#include "ops/backward/config.hpp"
+#include "ops/backward/sm80/config.hpp"
 #include "ops/cache/config.hpp"
 #include "ops/decode/config.hpp"
 #include "ops/eight_bit/config.hpp"
@@ -22,7 +22,7 @@ namespace tandem::gpu {
 /// The Config of any kernel.
 using KernelConfig =
     std::variant<ForwardConfig, Sm80ForwardConfig, DecodeConfig, LatentConfig, CombineConfig, EightBitConfig,
-                 BackwardConfig, QuantizeConfig, PackConfig, AppendConfig, MergeConfig>;
+                 BackwardConfig, Sm80BackwardConfig, QuantizeConfig, PackConfig, AppendConfig, MergeConfig>;
 
 /// f of a Config of one of the kernels that compute the forward pass of 16 bits.
 template <typename F>
@@ -31,6 +31,12 @@ auto visit_forward(const KernelConfig& config, F&& f) {
   if (const auto* c = std::get_if<LatentConfig>(&config)) return f(*c);
   if (const auto* c = std::get_if<Sm80ForwardConfig>(&config)) return f(*c);
   return f(std::get<ForwardConfig>(config));
+}
+/// f of a Config of the backward kernels.
+template <typename F>
+auto visit_backward(const KernelConfig& config, F&& f) {
+  if (const auto* c = std::get_if<Sm80BackwardConfig>(&config)) return f(*c);
+  return f(std::get<BackwardConfig>(config));
 }
 
 /// "tandem::ForwardConfig{.element = tandem::Element::bf16, .head_dim_qk = 128, ...}": valid C++20 that gives

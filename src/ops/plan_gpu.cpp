@@ -28,12 +28,6 @@ void check_gpu(int index) {
 
 namespace {
 
-/// `wanted`, or where there is none what `choose` gives.
-template <typename Config, typename Choose>
-Config wanted_or(const gpu::KernelConfig* wanted, Choose&& choose) {
-  return wanted != nullptr ? std::get<Config>(*wanted) : choose();
-}
-
 /// The family that a Config has, where it has one.
 void take_family(const gpu::KernelConfig& config, Family& family) {
   std::visit(
@@ -53,25 +47,28 @@ void check_shared(const DeviceFacts& facts, int needed) {
       needed, device.major, device.minor, device.name, device.shared_bytes_per_block);
 }
 
+gpu::KernelConfig choose_backward(const CallFacts& facts) {
+  if (facts.family != Family::sm80) return choose_backward_config(facts);
+  return facts.portable.empty() ? choose_sm80_backward_config(facts) : portable_backward_config(facts);
+}
+
 void plan_backward(gpu::Steps& steps, const CallFacts& facts, const gpu::KernelConfig* wanted) {
-  const bool sm80 = facts.family == Family::sm80;
-  const auto config = wanted_or<BackwardConfig>(wanted, [&] {
-    return !sm80                    ? choose_backward_config(facts)
-           : facts.portable.empty() ? choose_sm80_backward_config(facts)
-                                    : portable_backward_config(facts);
-  });
-  if (sm80) check_shared(facts.device, backward_shared_bytes(config));
+  const gpu::KernelConfig config = wanted != nullptr ? *wanted : choose_backward(facts);
+  if (facts.family == Family::sm80) {
+    check_shared(facts.device,
+                 gpu::visit_backward(config, [](const auto& c) { return backward_shared_bytes(c); }));
+  }
   add_backward(steps, config);
 }
 
 void plan_eight_bit(gpu::Steps& steps, const CallFacts& facts, const gpu::KernelConfig* wanted) {
   steps.recipe = recipe_of(facts.problem);
-  const auto config =
-      wanted_or<EightBitConfig>(wanted, [&] { return choose_eight_bit_config(facts, steps.recipe); });
+  const EightBitConfig config =
+      wanted != nullptr ? std::get<EightBitConfig>(*wanted) : choose_eight_bit_config(facts, steps.recipe);
   add_eight_bit(steps, config, choose_quantize_config(facts, steps.recipe));
 }
 
-gpu::KernelConfig choose_config(const CallFacts& facts) {
+gpu::KernelConfig choose_forward(const CallFacts& facts) {
   if (facts.family == Family::sm80) {
     return with_functions(
         facts.portable.empty() ? choose_sm80_forward_config(facts) : portable_forward_config(facts),
@@ -86,7 +83,7 @@ void plan_forward(gpu::Steps& steps, const Problem& asked, const CallFacts& fact
                   const gpu::KernelConfig* wanted) {
   if (facts.dequantizes) add_dequantize(steps, asked, choose_dequantize_config(asked, facts.mask.varlen));
   if (facts.widens_queries) add_widened_queries(steps, asked);
-  const gpu::KernelConfig config = wanted != nullptr ? *wanted : choose_config(facts);
+  const gpu::KernelConfig config = wanted != nullptr ? *wanted : choose_forward(facts);
   if (facts.family == Family::sm80) {
     check_shared(facts.device,
                  gpu::visit_forward(config, [](const auto& c) { return forward_shared_bytes(c); }));

@@ -67,8 +67,8 @@ Sm80ForwardConfig portable_forward_config(const CallFacts& facts) {
   return c;
 }
 
-BackwardConfig portable_backward_config(const CallFacts& facts) {
-  BackwardConfig c = choose_sm80_backward_config(with_width(facts));
+Sm80BackwardConfig portable_backward_config(const CallFacts& facts) {
+  Sm80BackwardConfig c = choose_sm80_backward_config(with_width(facts));
   if (!facts.problem.has_function()) serve_every_mask(c.mask);
   return c;
 }
@@ -90,14 +90,14 @@ std::vector<Sm80ForwardConfig> portable_forward_configs() {
   return configs;
 }
 
-std::vector<BackwardConfig> portable_backward_configs() {
-  std::vector<BackwardConfig> configs;
+std::vector<Sm80BackwardConfig> portable_backward_configs() {
+  std::vector<Sm80BackwardConfig> configs;
   for (const int width : widths) {
     if (width > max_sm80_backward_head_dim) break;
     for (const Element element : elements) {
       for (const bool f32 : {false, true}) {  // as ranks add gradients up, in bf16
         if (f32 && element != Element::bf16) continue;
-        BackwardConfig c =
+        Sm80BackwardConfig c =
             portable_backward_config(CallFacts(problem_of(Pass::backward, width, element, 4096)));
         c.f32_dq = c.f32_dk_dv = f32;
         configs.push_back(c);
@@ -117,7 +117,7 @@ std::vector<gpu::KernelName> portable_kernels() {
     add(gpu::kernel_of(c).name(c));
     if (c.schedule.split) add(gpu::kernels::combine.name(combine_config(c)));
   }
-  for (const BackwardConfig& c : portable_backward_configs()) {
+  for (const Sm80BackwardConfig& c : portable_backward_configs()) {
     add(gpu::kernel_of(c).name(gpu::backward_main_config(c)));
     add(gpu::kernels::backward_preprocess.name(gpu::backward_rows_config(c)));
     add(gpu::kernels::backward_convert.name(gpu::backward_convert_config(c)));
@@ -133,7 +133,7 @@ std::vector<gpu::KernelName> portable_kernels() {
 std::vector<std::string> explain_portable(const CallFacts& facts, const gpu::KernelConfig& config) {
   const Problem& problem = facts.problem;
   const auto* forward = std::get_if<Sm80ForwardConfig>(&config);
-  const auto* backward = std::get_if<BackwardConfig>(&config);
+  const auto* backward = std::get_if<Sm80BackwardConfig>(&config);
   std::vector<std::string> lines = {
       fmt::format("kernels sm80, portable: PTX of {} that the driver compiles, since {}",
                   gpu::portable_architecture, facts.portable)};

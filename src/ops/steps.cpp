@@ -184,14 +184,17 @@ void add_eight_bit(Steps& steps, const EightBitConfig& config, const QuantizeCon
                   .programmatic = quantized});
 }
 
-void add_backward(Steps& steps, const BackwardConfig& config) {
+namespace {
+
+template <typename Config>
+void add_backward_of(Steps& steps, const Config& config) {
   steps.config = config;
   const Problem& p = steps.problem;
-  const std::int64_t rows = gpu::backward_rows_count(p, config);
+  const std::int64_t rows = gpu::backward_rows_count(p, config.tiling.block_m);
   const bool wants_dq = p.dq.given();
   const bool captured = p.wants_captured_gradients();
   const bool wants_main = wants_dq || p.dk.given() || p.dv.given() || captured;
-  const std::int64_t tiles = wants_main ? gpu::backward_tile_count(p, config) : 0;
+  const std::int64_t tiles = wants_main ? gpu::backward_tile_count(p, config.tile_keys()) : 0;
   const bool sinks = p.dsink != nullptr && p.heads_q > 0;
   // First, so that a grid that may start early waits for a launch behind it.
   if (captured) {
@@ -207,11 +210,11 @@ void add_backward(Steps& steps, const BackwardConfig& config) {
   }
   // Before the preprocess kernel, whose end the main kernel waits for.
   if (config.functions.block_lists && tiles > 0) {
-    const gpu::ListedBlocks listed = gpu::listed_query_blocks(p, config);
+    const gpu::ListedBlocks listed = gpu::listed_query_blocks(p, config.tile_keys(), config.tiling.block_m);
     steps.workspace.take(Region::block_lists, listed.bytes());
     steps.list.add({.kernel = &kernels::list_query_blocks, .config = config, .grid = grid_of(listed.count)});
   }
-  const BackwardConfig rows_config = gpu::backward_rows_config(config);
+  const Config rows_config = gpu::backward_rows_config(config);
   if (rows > 0)
     steps.list.add({.kernel = &kernels::backward_preprocess, .config = rows_config, .grid = grid_of(rows)});
   if (tiles > 0) {
@@ -231,6 +234,12 @@ void add_backward(Steps& steps, const BackwardConfig& config) {
   }
   if (sinks)
     steps.list.add({.kernel = &kernels::backward_sink, .config = rows_config, .grid = grid_of(p.heads_q)});
+}
+
+}  // namespace
+
+void add_backward(Steps& steps, const gpu::KernelConfig& config) {
+  gpu::visit_backward(config, [&](const auto& c) { add_backward_of(steps, c); });
 }
 
 gpu::QuantizeSteps quantize_steps(const QuantizeProblem& problem, const QuantizeConfig& config,

@@ -23,7 +23,7 @@ void add_dequantize(gpu::Steps& steps, const Problem& problem, const QuantizeCon
 /// `quantizer` makes the quantized values, by `add_quantizer`.
 void add_eight_bit(gpu::Steps& steps, const EightBitConfig& config, const QuantizeConfig& quantizer);
 
-void add_backward(gpu::Steps& steps, const BackwardConfig& config);
+void add_backward(gpu::Steps& steps, const gpu::KernelConfig& config);
 
 /// Quantized values and scales of q, k and v, in workspace that quantized_workspace has: found, or arranged
 /// where the caller has them, V's alone if `values_alone`. Whether the step after it may start while the last

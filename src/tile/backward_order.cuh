@@ -54,7 +54,7 @@ struct BackwardTile {
 /// others: 0.73 of the speed of any order at head dimension 64, where the model above says 0.75; this way it
 /// is 0.93.) A tile waits for earlier rounds, and in its own round for tiles that come before it in one order
 /// for all query blocks. All CTAs are resident, so they cannot wait for each other in a circle.
-template <BackwardConfig C>
+template <auto C>
 struct BackwardOrder {
   static constexpr bool paired =
       (C.mask.causal || C.mask.local || C.functions.block_lists) && !C.schedule.deterministic;
@@ -67,15 +67,15 @@ struct BackwardOrder {
 
   /// The CTA's rank in its cluster.
   static TANDEM_DEVICE int rank() {
-    if constexpr (C.tiling.cluster == 1) return 0;
-    return static_cast<int>(ptx::block_index()) % C.tiling.cluster;
+    if constexpr (C.cluster == 1) return 0;
+    return static_cast<int>(ptx::block_index()) % C.cluster;
   }
   /// The distance from this CTA's first key to the other CTA's.
   static TANDEM_DEVICE int other_keys() { return rank() == 0 ? C.tiling.block_n : -C.tiling.block_n; }
-  /// In the family sm80 it is read again for each tile: it would take local memory from tile to tile.
+  /// Where progress is kept it is read again for each tile: it would take local memory from tile to tile.
   static TANDEM_DEVICE int clusters() {
-    if constexpr (C.of_sm80()) return static_cast<int>(ptx::grid_size_anew());
-    return static_cast<int>(ptx::grid_size()) / C.tiling.cluster;
+    if constexpr (C.keeps_progress) return static_cast<int>(ptx::grid_size_anew());
+    return static_cast<int>(ptx::grid_size()) / C.cluster;
   }
 
   /// The number of the tile that a CTA gets in a round. A head has `tiles` tiles; `all` is their total.

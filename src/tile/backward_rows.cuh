@@ -20,7 +20,7 @@ struct BackwardRows {
 /// blocks are ordered by sequence and then by head, as the main kernel's tiles are. Of a packed tensor there
 /// are as many blocks as the heads have in the workspace, and sequence b has [first(b), first(b + 1)). The
 /// sequence is found by search: a CTA has one block, so it would otherwise walk all sequences for it.
-template <BackwardConfig C>
+template <auto C>
 TANDEM_DEVICE bool locate_rows(const BackwardParams& p, int number, BackwardRows& t) {
   int m = 0;
   if (C.mask.varlen && p.packed_q) {

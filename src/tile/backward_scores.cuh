@@ -19,7 +19,7 @@ namespace tandem {
 namespace tile {
 
 /// How many scores of a query block a thread has.
-template <BackwardConfig C>
+template <auto C>
 constexpr int scores_of_thread = C.tiling.block_m / (C.halves_queries() ? 4 : 2);
 
 /// Which of the units of 64 keys is worked on.
@@ -36,8 +36,9 @@ struct KeyUnit<1> {
 
 /// A thread of the warps that compute, four of which are a warpgroup. `SharedType` has the rows' LSE and
 /// delta by stage.
-template <BackwardConfig C, typename SharedType>
-struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>>, KeyUnit<C.key_units()> {
+template <auto C, typename SharedType>
+struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>, C.functions.given()>,
+                        KeyUnit<C.key_units()> {
   using QPosition = typename Ring<C.q_stages>::Position;
   using DoutPosition = typename Ring<C.dout_stages>::Position;
   static constexpr int scores = scores_of_thread<C>;
@@ -83,8 +84,8 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>>, KeyUnit<
     if constexpr (C.halves_queries()) return at + query_at() + position.first_col;
     return at + position.first_col;
   }
-  TANDEM_DEVICE int dq_row_group() const { return warpgroup % C.dq_row_groups(); }
-  TANDEM_DEVICE int dq_column_at() const { return warpgroup / C.dq_row_groups() * C.dq_columns(); }
+  TANDEM_DEVICE int dq_row_group() const { return warpgroup % C.tiling.row_groups(); }
+  TANDEM_DEVICE int dq_column_at() const { return warpgroup / C.tiling.row_groups() * C.dq_columns(); }
 
   /// Computes P^T of query block m from S^T, packed as the product for dV reads it. With a softcap or a
   /// score function `sloped` is P^T times the slope. Where P is kept in f32, it takes S's place and is packed

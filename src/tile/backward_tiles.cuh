@@ -2,7 +2,7 @@
 // lie in the workspace.
 #pragma once
 
-#include "ops/backward/config.hpp"
+#include "ops/backward/sm80/config.hpp"
 #include "tile/backward_order.cuh"
 #include "tile/functions.cuh"
 #include "tile/mask.cuh"
@@ -12,20 +12,21 @@
 namespace tandem {
 
 /// What the main kernel is launched with.
-template <BackwardConfig C>
+template <auto C>
 using BackwardFunctionParams =
     typename Select<C.functions.given(), WithFunctions<BackwardParams>, BackwardParams>::type;
-template <BackwardConfig C>
+template <auto C>
 using BackwardFamilyParams =
-    typename Select<C.of_sm80(), WithAddresses<BackwardFunctionParams<C>>, BackwardFunctionParams<C>>::type;
-template <BackwardConfig C>
+    typename Select<C.family == Family::sm80, WithAddresses<BackwardFunctionParams<C>>,
+                    BackwardFunctionParams<C>>::type;
+template <auto C>
 using BackwardKernelParams =
     typename Select<C.functions.captured_gradients, WithCapturedGradients<BackwardFamilyParams<C>>,
                     BackwardFamilyParams<C>>::type;
 
 /// The first query block of a sequence in the workspace (see BackwardParams). `batch` may also be one of the
 /// two additional sequences, of rows that belong to none, that VarlenBlocks counts.
-template <BackwardConfig C>
+template <auto C>
 TANDEM_DEVICE int first_query_block(const BackwardParams& p, int batch, int begin_q) {
   if (!p.packed_q) return batch * p.m_blocks;
   return begin_q / C.tiling.block_m + (batch == p.batch + 1 ? 0 : batch + 1);
@@ -41,13 +42,13 @@ TANDEM_DEVICE u32* tiles_added(const BackwardParams& p, int batch, int head_kv) 
 }
 
 /// The tiles of this CTA, one after another, in the order of BackwardOrder.
-template <BackwardConfig C>
+template <auto C>
 struct BackwardTiles : BackwardOrder<C> {
   using Order = BackwardOrder<C>;
 
   const BackwardParams& p;
   int round = 0;
-  int all;  ///< tiles, where all sequences have one length; the family sm80 keeps it with the progress
+  int all;  ///< tiles, where all sequences have one length; kept with the progress, where that is kept
   tile::VarlenBlocks varlen;
 
   TANDEM_DEVICE explicit BackwardTiles(const BackwardParams& params)
@@ -68,9 +69,9 @@ struct BackwardTiles : BackwardOrder<C> {
 
   /// All lanes of a warp call.
   TANDEM_DEVICE bool next(BackwardTile& t) {
-    if constexpr (!C.of_sm80()) all = p.heads_kv * p.batch * p.n_blocks;
+    if constexpr (!C.keeps_progress) all = p.heads_kv * p.batch * p.n_blocks;
     const int number =
-        ptx::warp_uniform(Order::number_of(round++, static_cast<int>(ptx::block_index()) / C.tiling.cluster,
+        ptx::warp_uniform(Order::number_of(round++, static_cast<int>(ptx::block_index()) / C.cluster,
                                            Order::clusters(), p.n_blocks, all, p.pairs));
     int seqlen_q = p.rows_q;
     int seqlen_k = p.rows_k;
@@ -127,7 +128,7 @@ struct QueryVisit {
 /// window leave, or of those on the tile's list. The list's address and length are made again for every
 /// visit: kept, they take consumers 12 bytes of local memory (NVRTC 13.0). `uniform`: all lanes of a warp
 /// call.
-template <BackwardConfig C, bool uniform = false>
+template <auto C, bool uniform = false>
 struct QueryVisits {
   static constexpr bool lists = C.functions.block_lists;
 
@@ -157,7 +158,7 @@ struct QueryVisits {
 
 /// Whether a tile has anything to do; one that has not loads nothing and takes no barrier. All lanes of a
 /// warp call.
-template <BackwardConfig C>
+template <auto C>
 TANDEM_DEVICE bool has_visits(const BackwardKernelParams<C>& p, const BackwardTile& t) {
   if constexpr (C.functions.block_lists) {
     const int group = p.heads_q / p.heads_kv;

@@ -103,7 +103,7 @@ TANDEM_DEVICE void add_read(const ElementPattern& pattern, Term&& term) {
 /// d(loss) / d(logit) of its scores, 0 where a pair is hidden, and input(i) gives what the function takes for
 /// score i. All lanes of a warp call.
 template <Functions F, int n, typename Input>
-TANDEM_DEVICE void add_captured_gradients(const FunctionKeys<F, n>& keys,
+TANDEM_DEVICE void add_captured_gradients(const FunctionKeys<F, n, true>& keys,
                                           const CapturedGradient (&gradients)[most_captured], int query,
                                           const float (&change)[n], Input&& input) {
   using User = UserFunctions<F.digest>;

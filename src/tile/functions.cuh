@@ -260,7 +260,7 @@ struct FunctionRows<F, false> : DroppedRows<false, false> {};
 
 /// What functions keep of a thread's two keys for the time of a tile, and of its `scores` of a query block.
 /// Nothing without functions.
-template <Functions F, int scores, bool given = F.given()>
+template <Functions F, int scores, bool given>
 struct FunctionKeys {
   using User = UserFunctions<F.digest>;
   typename User::Key own_keys[2];

@@ -10,7 +10,7 @@
 namespace tandem::tile {
 
 /// Sets the scale of the scores of the thread's key h. One of the four threads that have the key stores it.
-template <BackwardConfig C, typename Consumer>
+template <auto C, typename Consumer>
 TANDEM_DEVICE void set_scale(Consumer& c, int h, float value) {
   if (c.thread % 4 == 0 && (C.owns_keys() || c.warpgroup == 0))
     ptx::store_shared(c.shared.key_scale_log2 + c.key_at() + c.position.row(h), value);
@@ -49,11 +49,11 @@ TANDEM_DEVICE bool clear_blind_queries(const float (&lse)[rows], QTile& q, DoutT
 /// that see it. The search costs a read of the tile, during the loads of V and Q. `Consumer` is a
 /// BackwardScores with the tiles k() and other_k(), and join() and meet(), in which all threads that compute
 /// wait for each other, also for what they have stored, and not.
-template <BackwardConfig C, typename Consumer>
+template <auto C, typename Consumer>
 TANDEM_DEVICE void clear_poisoned_keys(Consumer& c) {
   const int among = c.warpgroup * warpgroup_size + c.thread;
   bool found = c.k().template any_nonfinite<C.tiling.element>(0, C.tiling.block_n, among, Consumer::threads);
-  if constexpr (C.tiling.cluster > 1)
+  if constexpr (C.cluster > 1)
     found |=
         c.other_k().template any_nonfinite<C.tiling.element>(0, C.tiling.block_n, among, Consumer::threads);
 #pragma unroll
@@ -84,7 +84,7 @@ TANDEM_DEVICE void clear_poisoned_keys(Consumer& c) {
       if (poisoned[u][h]) set_scale<C>(c, h, ptx::infinity() - ptx::infinity());
       // The other CTA computes the scores of its own keys. Here only this CTA's columns of such keys are
       // cleared.
-      if constexpr (C.tiling.cluster > 1) {
+      if constexpr (C.cluster > 1) {
         if (c.warpgroup == 1)
           poisoned[u][h] = c.other_k().template any_nonfinite<C.tiling.element>(row, row + 1, 0, 1);
       }
@@ -99,7 +99,7 @@ TANDEM_DEVICE void clear_poisoned_keys(Consumer& c) {
       const int row = c.key_at() + c.position.row(h);
       if (poisoned[u][h] && (C.owns_keys() || c.warpgroup == 0)) {
         c.k().zero_rows(row, row + 1, c.thread % 4, 4);
-      } else if constexpr (C.tiling.cluster > 1) {
+      } else if constexpr (C.cluster > 1) {
         if (poisoned[u][h]) c.other_k().zero_rows(row, row + 1, c.thread % 4, 4);
       }
     }

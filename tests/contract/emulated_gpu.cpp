@@ -66,7 +66,7 @@ class EmulatedGpu : public harness::Runner {
     }
   }
   /// Lists are of mask functions on equal lengths, for additions in any order.
-  static bool suits_lists(const BackwardConfig& config, const harness::Case& c) {
+  static bool suits_lists(const EmulatedBackwardConfig& config, const harness::Case& c) {
     const bool varlen = c.packed_q || c.packed_k || !c.used_q.empty() || !c.used_k.empty();
     return !c.mask_function.empty() && !varlen && !c.of_cache() && !c.options.deterministic &&
            (config.mask.causal || !windowed(c));
@@ -80,7 +80,7 @@ class EmulatedGpu : public harness::Runner {
     return mask.varlen || (!varlen && (mask.causal || !windowed(c)) && !c.of_cache());
   }
   /// The general kernels know every mask and any lengths, and pad head dimensions.
-  static bool suits(const BackwardConfig& config, const harness::Case& c) {
+  static bool suits(const EmulatedBackwardConfig& config, const harness::Case& c) {
     return c.dtype == (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16) &&
            c.head_dim_qk <= config.tiling.head_dim_qk && c.head_dim_v <= config.tiling.head_dim_v &&
            config.softcap == (c.options.softcap > 0.0F) && config.f32_dq == (c.f32_gradients % 2 == 1) &&

@@ -89,7 +89,7 @@ inline BackwardConfig backward_config_of_calls() {
   return choose_backward_config(CallFacts(p));
 }
 
-inline BackwardConfig sm80_backward_config_of_calls(int head_dim = 128) {
+inline Sm80BackwardConfig sm80_backward_config_of_calls(int head_dim = 128) {
   Problem p;
   p.pass = Pass::backward;
   p.q.dtype = p.out.dtype = DType::bf16;
@@ -142,23 +142,22 @@ inline bool has_real_driver() {
 /// this one.
 inline fake::Driver& open_fake_driver() {
   static fake::Driver& opened = []() -> fake::Driver& {
-    const auto find_forward = [](const ForwardConfig& config) {
-      find_kernel(kernel_of(config).name(config));
-    };
+    const auto find_forward = [](const auto& config) { find_kernel(kernel_of(config).name(config)); };
     for (const bool causal : {false, true}) find_forward(config_of_calls(causal));
     find_forward(config_of_parts());
     find_kernel(kernels::merge.name(MergeConfig{.from = Stored::f32, .to = Stored::f32}));
     find_forward(sm80_config_of_calls());
     find_kernel(kernels::pack.name(PackConfig{.paired = false}));
     find_kernel(traced_kernel_name(config_of_calls()));
-    for (const BackwardConfig& backward :
-         {backward_config_of_calls(), sm80_backward_config_of_calls(), sm80_backward_config_of_calls(192)}) {
-      find_kernel(kernel_of(backward).name(backward));
+    const auto find_backward = [](const auto& config) {
+      find_kernel(kernel_of(config).name(config));
       for (const KernelSpec* kernel :
            {&kernels::backward_preprocess, &kernels::backward_convert, &kernels::backward_sink}) {
-        find_kernel(kernel->name(backward_rows_config(backward)));
+        find_kernel(kernel->name(backward_rows_config(config)));
       }
-    }
+    };
+    find_backward(backward_config_of_calls());
+    for (const int head_dim : {128, 192}) find_backward(sm80_backward_config_of_calls(head_dim));
     const Problem quantized = eight_bit_problem_of_calls();
     const QuantizeConfig quantizer = choose_quantize_config(CallFacts(quantized), int8_recipe);
     find_kernel(kernels::mean_of_keys.name(mean_config(quantizer)));

@@ -62,7 +62,7 @@ TEST_F(FakeDriverSm80, ABackwardCallHasItsOwnMainKernel) {
   ASSERT_EQ(driver->launches.size(), kernels.size());
   for (std::size_t i = 0; i < kernels.size(); ++i)
     EXPECT_NE(driver->launches[i].symbol.find(kernels[i]), std::string::npos) << driver->launches[i].symbol;
-  const BackwardConfig config = sm80_backward_config_of_calls();
+  const Sm80BackwardConfig config = sm80_backward_config_of_calls();
   const fake::Launch& main = driver->launches[1];
   EXPECT_EQ(main.config.grid_x,
             2U * 4U * static_cast<unsigned>((299 + config.tiling.block_n) / config.tiling.block_n));

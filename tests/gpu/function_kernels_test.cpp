@@ -190,10 +190,10 @@ TEST_P(UsualFunctions, Sm80BackwardHasItsLocalMemory) {
     SCOPED_TRACE(name);
     if (!is_compiled(head_dim == 128)) continue;
     const Problem p = problem(head_dim, Pass::backward);
-    const BackwardConfig config = choose_sm80_backward_config(
+    const Sm80BackwardConfig config = choose_sm80_backward_config(
         CallFacts(p, {.family = Family::sm80, .shared_bytes_per_sm = shared_bytes}));
     ASSERT_TRUE(config.functions.given());
-    ASSERT_EQ(sm80_backward_objection(config, shared_bytes), "");
+    ASSERT_EQ(backward_objection(config, shared_bytes), "");
     expect_fast(p, kernel_of(config).name(config), 0, name);
     ASSERT_EQ(config.functions.block_lists, p.mask_function != nullptr);
     if (config.functions.block_lists) expect_fast(p, kernels::list_query_blocks.name(config), 0, name);

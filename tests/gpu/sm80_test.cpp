@@ -51,8 +51,8 @@ TEST_P(Sm80, BackwardHasNoLocalMemory) {
   if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
   const int shared = GetParam().shared_kilobytes * 1024;
   std::size_t number = GetParam().number;
-  for (const BackwardConfig& config : sm80_backward_configs(shared)) {
-    ASSERT_EQ(sm80_backward_objection(config, shared), "") << expression_of(config);
+  for (const Sm80BackwardConfig& config : sm80_backward_configs(shared)) {
+    ASSERT_EQ(backward_objection(config, shared), "") << expression_of(config);
     if (!is_in_sample(number++, 3)) continue;
     expect_no_local_memory(kernel_of(config).name(config), GetParam());
     if (!config.softcap) continue;

@@ -58,6 +58,7 @@ inline std::vector<std::pair<std::int64_t, std::int64_t>> diagonals(int block_m,
 template <typename Config>
 std::string describe(const Config& config) {
   std::string text;
+  if constexpr (requires { Config::family; }) text = Config::family == Family::sm80 ? "sm80" : "";
   const Config defaults;
   const auto value = [](const auto& field) {
     if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(field)>>) {

@@ -132,10 +132,11 @@ TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
   refused({.tiling = {.head_dim_qk = 96}}, "begin inside a strip");
   refused({.tiling = {.head_dim_qk = 192, .head_dim_v = 192}, .q_stages = 1, .dout_stages = 1}, "registers");
   refused({.dq_parts = 3}, "dq_parts 3");
-  refused({.tiling = {.cluster = 2}}, "cluster 2");
+  refused({.cluster = 2}, "cluster 2");
   refused({.q_stages = 1, .schedule = {.pingpong = true}}, "pingpong needs");
   refused({.dout_stages = 1, .schedule = {.pingpong = true}}, "pingpong needs");
-  refused({.tiling = {.head_dim_qk = 256, .head_dim_v = 256, .block_n = 64, .cluster = 2},
+  refused({.tiling = {.head_dim_qk = 256, .head_dim_v = 256, .block_n = 64},
+           .cluster = 2,
            .dout_stages = 1,
            .dq_parts = 2,
            .schedule = {.pingpong = true}},

@@ -119,8 +119,9 @@ TEST(FunctionPlan, BackwardListsAreOfMasksOnEqualLengthsInAnyOrder) {
   wrong.schedule.deterministic = true;
   EXPECT_NE(backward_objection(wrong), "");
   // Of 128 queries by 128 keys.
-  const gpu::ListedBlocks listed = gpu::listed_query_blocks(
-      problem(nullptr, &causal), choose_backward_config(CallFacts(problem(nullptr, &causal))));
+  const BackwardConfig config = choose_backward_config(CallFacts(problem(nullptr, &causal)));
+  const gpu::ListedBlocks listed =
+      gpu::listed_query_blocks(problem(nullptr, &causal), config.tile_keys(), config.tiling.block_m);
   EXPECT_EQ(listed.count, 16);
   EXPECT_EQ(listed.lists.stride, 17);
 }

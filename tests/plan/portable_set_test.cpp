@@ -52,8 +52,8 @@ bool has(const Sm80ForwardConfig& config) {
 TEST(PortableSet, EveryConfigCanExistInTheLeastSharedMemory) {
   for (const Sm80ForwardConfig& c : portable_forward_configs())
     EXPECT_EQ(forward_objection(c, portable_shared_bytes_per_sm), "") << gpu::expression_of(c);
-  for (const BackwardConfig& c : portable_backward_configs())
-    EXPECT_EQ(sm80_backward_objection(c, portable_shared_bytes_per_sm), "") << gpu::expression_of(c);
+  for (const Sm80BackwardConfig& c : portable_backward_configs())
+    EXPECT_EQ(backward_objection(c, portable_shared_bytes_per_sm), "") << gpu::expression_of(c);
 }
 
 TEST(PortableSet, IsSmallAndHasNoKernelTwice) {
@@ -106,13 +106,14 @@ TEST(PortableSet, ServesSequencesOfOneTensorAndPages) {
 }
 
 TEST(PortableSet, ServesTheUsualBackwardCalls) {
-  const std::vector<BackwardConfig> set = portable_backward_configs();
+  const std::vector<Sm80BackwardConfig> set = portable_backward_configs();
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (std::int64_t head_dim = 8; head_dim <= max_sm80_backward_head_dim; head_dim += 8) {
       BackwardArgs args = backward_call(head_dim, dtype);
       for (const bool causal : {false, true}) {
         args.options.causal = causal;
-        const BackwardConfig c = portable_backward_config(CallFacts(make_problem(args, Memory::described)));
+        const Sm80BackwardConfig c =
+            portable_backward_config(CallFacts(make_problem(args, Memory::described)));
         EXPECT_NE(std::ranges::find(set, c), set.end()) << gpu::expression_of(c);
       }
     }

@@ -15,9 +15,12 @@ struct BackwardTiling {
   int head_dim_v = 128;
   int block_m = 64;
   int block_n = 128;
-  int cluster = 1;  ///< CTAs that exchange dS: each computes its columns of dQ over the keys of all
 
   constexpr bool operator==(const BackwardTiling&) const = default;
+  /// A block of dQ is divided into so many pieces: first its rows, by 64 where it has so many, then its
+  /// columns.
+  [[nodiscard]] constexpr int row_groups() const { return block_m < 64 ? 1 : block_m / 64; }
+  [[nodiscard]] constexpr int dq_columns(int pieces) const { return head_dim_qk / (pieces / row_groups()); }
 };
 
 /// The order of work in the main backward kernel.
@@ -29,33 +32,34 @@ struct BackwardSchedule {
   constexpr bool operator==(const BackwardSchedule&) const = default;
 };
 
-/// Everything that specialises the backward kernels. If block_n is 64 keys a warpgroup, each warpgroup owns
-/// the dK and dV of its keys. Wide heads leave no registers for that: block_n is 64 then, and the two
-/// warpgroups divide the work on the same keys. Of the family sm90 one computes P and dV, and the other dS
-/// and dK; of the family sm80 each has the scores of half of a block's queries, and half of the columns of dK
-/// and dV.
+/// Everything that specialises Hopper's backward kernels. If block_n is 64 keys a warpgroup, each warpgroup
+/// owns the dK and dV of its keys. Wide heads leave no registers for that: block_n is 64 then, one warpgroup
+/// computes P and dV, and the other dS and dK. Constants answer what shared code asks of Sm80BackwardConfig,
+/// too.
 struct BackwardConfig {
+  static constexpr Family family = Family::sm90;
+  static constexpr int consumers = 2;  ///< warpgroups
+  /// Whether a CTA keeps in shared memory how far it has come with its tiles.
+  static constexpr bool keeps_progress = false;
+  /// Whether the main kernel adds to f32 sums of dQ that the preprocess kernel has cleared; else the first
+  /// tile stores them.
+  static constexpr bool clears_sums = false;
+
   BackwardTiling tiling{};
+  int cluster = 1;      ///< CTAs that exchange dS: each computes its columns of dQ over the keys of all
   int q_stages = 2;     ///< blocks of Q in flight
   int dout_stages = 2;  ///< blocks of dO in flight
   int dq_parts = 1;     ///< a block of dQ passes through shared memory in so many parts
   Mask mask{};
   bool softcap = false;
   BackwardSchedule schedule{};
-  Family family = Family::sm90;
-  bool ds_in_dout = false;  ///< family sm80: dS takes dO's place in shared memory, once dV has its products
-  bool halved = false;      ///< family sm80: of 128 keys, too, warpgroups divide the work on the same ones
-  bool f32_dq = false;      ///< dq is f32, and so are dk and dv; of the kernel that writes them alone
+  bool f32_dq = false;  ///< dq is f32, and so are dk and dv; of the kernel that writes them alone
   bool f32_dk_dv = false;
   Functions functions{};  ///< with them the kernel is launched with WithFunctions
 
-  static constexpr int consumers = 2;  ///< warpgroups
-
   constexpr bool operator==(const BackwardConfig&) const = default;
-  [[nodiscard]] constexpr bool of_sm80() const { return family == Family::sm80; }
-  /// In the family sm80 all warps load and compute.
-  [[nodiscard]] constexpr int threads() const { return 128 * (of_sm80() ? consumers : consumers + 1); }
-  [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers); }
+  [[nodiscard]] static constexpr int threads() { return 128 * (consumers + 1); }
+  [[nodiscard]] static constexpr RegisterSplit registers() { return split_registers(consumers); }
   /// P and dS differ by more than a factor of the row: dS is made from P times a slope, or before dropout.
   [[nodiscard]] constexpr bool sloped() const {
     return softcap || functions.score_function || functions.dropout;
@@ -65,22 +69,17 @@ struct BackwardConfig {
   /// for it.
   [[nodiscard]] constexpr bool keeps_p() const {
     const bool full = schedule.pingpong && tiling.head_dim_qk + tiling.head_dim_v > 192;
-    return !of_sm80() && owns_keys() && !sloped() && !functions.given() && !full;
+    return owns_keys() && !sloped() && !functions.given() && !full;
   }
   /// Every warpgroup computes dK and dV of 64 keys; otherwise they divide those of the same 64.
-  [[nodiscard]] constexpr bool owns_keys() const { return tiling.block_n == 64 * consumers && !halved; }
-  [[nodiscard]] constexpr bool halves_queries() const { return of_sm80() && !owns_keys(); }
-  /// Units of 64 keys of which each warp has 16.
-  [[nodiscard]] constexpr int key_units() const { return halves_queries() ? tiling.block_n / 64 : 1; }
+  [[nodiscard]] constexpr bool owns_keys() const { return tiling.block_n == 64 * consumers; }
+  [[nodiscard]] static constexpr bool halves_queries() { return false; }
+  [[nodiscard]] static constexpr int key_units() { return 1; }
   /// Keys of a tile: those of all CTAs of a cluster.
-  [[nodiscard]] constexpr int tile_keys() const { return tiling.block_n * tiling.cluster; }
-  /// The warpgroups of all CTAs of a cluster divide a block of dQ: first its rows, by 64 where it has so
-  /// many, then its columns.
-  [[nodiscard]] constexpr int dq_pieces() const { return consumers * tiling.cluster; }
-  [[nodiscard]] constexpr int dq_row_groups() const { return tiling.block_m < 64 ? 1 : tiling.block_m / 64; }
-  [[nodiscard]] constexpr int dq_columns() const {
-    return tiling.head_dim_qk / (dq_pieces() / dq_row_groups());
-  }
+  [[nodiscard]] constexpr int tile_keys() const { return tiling.block_n * cluster; }
+  /// The warpgroups of all CTAs of a cluster divide a block of dQ.
+  [[nodiscard]] constexpr int dq_pieces() const { return consumers * cluster; }
+  [[nodiscard]] constexpr int dq_columns() const { return tiling.dq_columns(dq_pieces()); }
   /// Widths of the strips of the tiles of Q and K, and of V and dO: no warpgroup's columns begin inside one.
   [[nodiscard]] constexpr int strip_qk() const {
     return strip_columns(tiling.head_dim_qk % 64 == 0 ? dq_columns() : tiling.head_dim_qk);
@@ -93,7 +92,7 @@ struct BackwardConfig {
 
 /// Threads of a CTA of the preprocess and convert kernels: a warpgroup for each piece of dQ, so that a
 /// warpgroup of the conversion reads what one warpgroup wrote.
-constexpr int backward_rows_threads(const BackwardConfig& c) {
+constexpr int backward_rows_threads(const auto& c) {
   return 128 * c.dq_pieces();
 }
 
@@ -101,30 +100,17 @@ constexpr int backward_rows_threads(const BackwardConfig& c) {
 constexpr int backward_sink_threads = 256;
 constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
 
-/// Where warpgroups halve the queries: P of their halves, which they pass each other; one half at a time
-/// where shared memory is so short that dS takes dO's place.
-constexpr int exchanged_bytes(const BackwardConfig& c) {
-  if (!c.halves_queries()) return 0;
-  return c.tiling.block_n * c.tiling.block_m * (c.ds_in_dout ? 1 : 2);
-}
-
 /// Dynamic shared memory of the main backward kernel: K and V; the rings of Q and dO with LSE and delta; dS
 /// twice (or dS and P); dQ; the keys' scales and a word for each warp; the pairs of 8-byte barriers.
 constexpr int backward_shared_bytes(const BackwardConfig& c) {
   const int kv_tiles = c.tiling.block_n * (c.tiling.head_dim_qk + c.tiling.head_dim_v) * 2;
-  const int other_keys =
-      (c.tiling.cluster - 1) * c.tiling.block_n * c.tiling.head_dim_qk / c.tiling.cluster * 2;
+  const int other_keys = (c.cluster - 1) * c.tiling.block_n * c.tiling.head_dim_qk / c.cluster * 2;
   const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
   const int dout_tiles = c.dout_stages * c.tiling.block_m * c.tiling.head_dim_v * 2;
-  const int scores = (c.tiling.cluster + 1) * c.tiling.block_n * c.tiling.block_m * 2;
+  const int scores = (c.cluster + 1) * c.tiling.block_n * c.tiling.block_m * 2;
   const int dq = 4 * BackwardConfig::consumers * c.dq_part();
   const int rows = 4 * (c.tiling.block_m * (c.q_stages + c.dout_stages) + c.tiling.block_n +
                         4 * BackwardConfig::consumers);
-  // The family sm80 has no barriers, one tile of dS, no place for dQ, and a description of the tile.
-  if (c.of_sm80()) {
-    const int ds = c.ds_in_dout ? (scores / 2 > dout_tiles ? scores / 2 - dout_tiles : 0) : scores / 2;
-    return (kv_tiles + q_tiles + dout_tiles + ds + exchanged_bytes(c) + rows + 128 + 1023) / 1024 * 1024;
-  }
   const int barriers = 16 * (c.q_stages + c.dout_stages + 3);
   return (kv_tiles + other_keys + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
 }
@@ -178,14 +164,5 @@ struct BackwardParams {
 constexpr unsigned char added_dq = 1;
 constexpr unsigned char added_dk = 2;
 constexpr unsigned char added_dv = 4;
-
-/// What the main kernel of the family sm80 is launched with: it reads no tensor map. Behind functions, which
-/// `list_query_blocks` reads too.
-template <typename Params>
-struct WithAddresses : Params {
-  const void *q_data, *k_data, *v_data;
-  Strides q_stride, k_stride, v_stride;
-};
-using Sm80BackwardParams = WithAddresses<BackwardParams>;
 
 }  // namespace tandem

@@ -7,9 +7,8 @@ namespace {
 
 /// Query blocks of a head in the workspace. Packed sequences may each begin inside a block of q's, and the
 /// rows past the last are one more.
-std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
-  return p.packed_q ? p.rows_q / c.tiling.block_m + p.batch + 2
-                    : p.batch * blocks_of(p.rows_q, c.tiling.block_m);
+std::int64_t query_blocks(const Problem& p, int block_m) {
+  return p.packed_q ? p.rows_q / block_m + p.batch + 2 : p.batch * blocks_of(p.rows_q, block_m);
 }
 
 /// Elements of a row that no one reads: whole vectors.
@@ -34,14 +33,16 @@ unsigned char added_of(const Problem& p) {
 
 }  // namespace
 
-TensorMapSpec backward_tensor_map(const Problem& p, const BackwardConfig& c, Loaded which) {
+template <typename Config>
+TensorMapSpec backward_tensor_map(const Problem& p, const Config& c, Loaded which) {
   const bool keys = which == Loaded::k || which == Loaded::v;
   const bool values = which == Loaded::v || which == Loaded::dout;
   return rows_tensor_map(loaded_tensor(p, which), c.tiling.element, values ? c.strip_v() : c.strip_qk(),
                          keys ? c.tiling.block_n : c.tiling.block_m, p.out.data);
 }
 
-LoadedMaps backward_maps(const Problem& p, const BackwardConfig& c) {
+template <typename Config>
+LoadedMaps backward_maps(const Problem& p, const Config& c) {
   LoadedMaps maps;
   for (const Loaded which : backward_loaded_tensors) {
     maps[index_of(which)] = {.spec = backward_tensor_map(p, c, which)};
@@ -49,8 +50,9 @@ LoadedMaps backward_maps(const Problem& p, const BackwardConfig& c) {
   return maps;
 }
 
-Workspace backward_workspace(const Problem& p, const BackwardConfig& c) {
-  const std::int64_t blocks = p.heads_q * query_blocks(p, c);
+template <typename Config>
+Workspace backward_workspace(const Problem& p, const Config& c) {
+  const std::int64_t blocks = p.heads_q * query_blocks(p, c.tiling.block_m);
   Workspace w;
   w.take(Region::lse_log2, blocks * c.tiling.block_m * 4);
   w.take(Region::delta, blocks * c.tiling.block_m * 4);
@@ -63,7 +65,8 @@ Workspace backward_workspace(const Problem& p, const BackwardConfig& c) {
   return w;
 }
 
-BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, const LoadedMaps& maps,
+template <typename Config>
+BackwardParams make_backward_params(const Problem& p, const Config& c, const LoadedMaps& maps,
                                     EncodeTensorMap encode, const Workspace& w, char* memory) {
   const Operand dk = kept_or_discarded(p.dk, w.at(Region::dk, memory), p.head_dim_qk);
   const Operand dv = kept_or_discarded(p.dv, w.at(Region::dv, memory), p.head_dim_v);
@@ -107,14 +110,14 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, c
           .head_dim_v = as_int(p.head_dim_v),
           .m_blocks = as_int(blocks_of(p.rows_q, c.tiling.block_m)),
           .n_blocks = as_int(blocks_of(p.rows_k, c.tile_keys())),
-          .q_blocks = as_int(query_blocks(p, c)),
+          .q_blocks = as_int(query_blocks(p, c.tiling.block_m)),
           .window_left = window_of(p.window_left),
           .window_right = window_of(p.window_right),
           .scale = p.scale,
           .softcap = p.softcap,
           .packed_q = p.packed_q,
           .packed_k = p.packed_k,
-          .pairs = causal_pairs(p, c),
+          .pairs = causal_pairs(p, c.tile_keys()),
           .rows_vectors = allows_vectors(p.out, p.head_dim_v) && allows_vectors(p.dout, p.head_dim_v),
           .dq_vectors = allows_vectors(p.dq, p.head_dim_qk),
           .dk_vectors = allows_vectors(dk, p.head_dim_qk),
@@ -122,7 +125,7 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, c
           .added = added_of(p)};
 }
 
-Sm80BackwardParams make_sm80_backward_params(const Problem& p, const BackwardConfig& c,
+Sm80BackwardParams make_sm80_backward_params(const Problem& p, const Sm80BackwardConfig& c,
                                              const LoadedMaps& maps, const Workspace& w, char* memory) {
   const auto no_map = [](const TensorMapSpec& /*spec*/) { return TensorMap{}; };
   return {make_backward_params(p, c, maps, no_map, w, memory),
@@ -134,31 +137,35 @@ Sm80BackwardParams make_sm80_backward_params(const Problem& p, const BackwardCon
           strides_of(p.v)};
 }
 
+WithFunctions<BackwardParams> with_functions(const BackwardParams& p, const FunctionParams& functions) {
+  return {p, functions};
+}
 WithAddresses<WithFunctions<BackwardParams>> with_functions(const Sm80BackwardParams& p,
                                                             const FunctionParams& functions) {
   return {{p, functions}, p.q_data, p.k_data, p.v_data, p.q_stride, p.k_stride, p.v_stride};
 }
 
-bool causal_pairs(const Problem& p, const BackwardConfig& c) {
+bool causal_pairs(const Problem& p, int tile_keys) {
   if (p.rows_k <= p.rows_q + p.rows_q / 8) return true;
   // Singly, all heads are computed at the same time. Eight heads of 32,768 queries then lose a fifth on an
   // H100, four of them nothing; and over many rounds pairs even out.
   constexpr int heads_at_once = 4;
   constexpr int few_tiles = 20 * 132;
-  return p.heads_kv * p.batch > heads_at_once && backward_tile_count(p, c) > few_tiles;
+  return p.heads_kv * p.batch > heads_at_once && backward_tile_count(p, tile_keys) > few_tiles;
 }
 
-std::int64_t backward_tile_count(const Problem& p, const BackwardConfig& c) {
-  return p.heads_kv * tiles_of(p.rows_k, c.tile_keys(), p.batch, p.packed_k);
+std::int64_t backward_tile_count(const Problem& p, int tile_keys) {
+  return p.heads_kv * tiles_of(p.rows_k, tile_keys, p.batch, p.packed_k);
 }
 
-std::int64_t backward_rows_count(const Problem& p, const BackwardConfig& c) {
-  return p.rows_q == 0 ? 0 : p.heads_q * query_blocks(p, c);
+std::int64_t backward_rows_count(const Problem& p, int block_m) {
+  return p.rows_q == 0 ? 0 : p.heads_q * query_blocks(p, block_m);
 }
 
-std::int64_t backward_grid(const Problem& p, const BackwardConfig& c, int multiprocessors) {
-  const std::int64_t tiles = backward_tile_count(p, c);
-  std::int64_t blocks = std::max(multiprocessors / c.tiling.cluster, 1);  // clusters, from here on
+template <typename Config>
+std::int64_t backward_grid(const Problem& p, const Config& c, int multiprocessors) {
+  const std::int64_t tiles = backward_tile_count(p, c.tile_keys());
+  std::int64_t blocks = std::max(multiprocessors / c.cluster, 1);  // clusters, from here on
   if (c.mask.causal && c.schedule.deterministic && !c.mask.varlen && tiles > 0) {
     // Rounds run forwards and backwards alternately. Tiles of descending work then even out if the CTAs of a
     // round have whole heads, or whole parts of one.
@@ -167,57 +174,53 @@ std::int64_t backward_grid(const Problem& p, const BackwardConfig& c, int multip
     const std::int64_t even = rounds == 1 ? blocks - blocks % head : (head + rounds - 1) / rounds;
     if (even > blocks * 9 / 10) blocks = even;
   }
-  return std::min(tiles, blocks) * c.tiling.cluster;
+  return std::min(tiles, blocks) * c.cluster;
 }
 
-BackwardConfig backward_main_config(BackwardConfig config) {
-  config.f32_dq = false;
-  return config;
+namespace {
+
+template <typename Config>
+void fill_as(const Config& config, StepParams& call) {
+  const Problem& p = call.problem();
+  const Workspace& workspace = call.steps().workspace;
+  const auto plain = [&] {
+    if constexpr (Config::family == Family::sm80) {
+      return make_sm80_backward_params(p, config, call.maps(), workspace, call.memory());
+    } else {
+      return make_backward_params(p, config, call.maps(), call.encode(), workspace, call.memory());
+    }
+  };
+  if (!config.functions.given()) return call.fill(plain);
+  const FunctionParams functions = call.functions(
+      config.functions.block_lists ? listed_query_blocks(p, config.tile_keys(), config.tiling.block_m)
+                                   : ListedBlocks{});
+  const auto with = [&] { return with_functions(plain(), functions); };
+  if (!config.functions.captured_gradients) return call.fill(with);
+  call.fill([&] {
+    WithCapturedGradients<decltype(with())> params{with(), {}};
+    set_captured_gradients(p, params.gradients);
+    return params;
+  });
 }
 
-BackwardConfig backward_convert_config(const BackwardConfig& config) {
-  BackwardConfig c = backward_rows_config(config);
-  c.f32_dq = config.f32_dq;
-  return c;
-}
+}  // namespace
 
-BackwardConfig backward_rows_config(const BackwardConfig& config) {
-  BackwardConfig c = config;
-  c.mask.causal = c.mask.local = c.softcap = false;
-  c.f32_dq = c.f32_dk_dv = false;
-  c.functions = {.mask_function = config.functions.given()};  // any of them may hide all keys of a query
-  const BackwardConfig defaults;
-  c.q_stages = defaults.q_stages;
-  c.dout_stages = defaults.dout_stages;
-  c.dq_parts = defaults.dq_parts;
-  c.schedule.pingpong = c.schedule.staggered = false;
-  return c;
-}
+template TensorMapSpec backward_tensor_map(const Problem&, const BackwardConfig&, Loaded);
+template TensorMapSpec backward_tensor_map(const Problem&, const Sm80BackwardConfig&, Loaded);
+template LoadedMaps backward_maps(const Problem&, const BackwardConfig&);
+template LoadedMaps backward_maps(const Problem&, const Sm80BackwardConfig&);
+template Workspace backward_workspace(const Problem&, const BackwardConfig&);
+template Workspace backward_workspace(const Problem&, const Sm80BackwardConfig&);
+template BackwardParams make_backward_params(const Problem&, const BackwardConfig&, const LoadedMaps&,
+                                             EncodeTensorMap, const Workspace&, char*);
+template BackwardParams make_backward_params(const Problem&, const Sm80BackwardConfig&, const LoadedMaps&,
+                                             EncodeTensorMap, const Workspace&, char*);
+template std::int64_t backward_grid(const Problem&, const BackwardConfig&, int);
+template std::int64_t backward_grid(const Problem&, const Sm80BackwardConfig&, int);
 
 // The kernels around the main one read what lies before functions.
 void fill_backward(StepParams& call, const Step& /*step*/) {
-  const Problem& p = call.problem();
-  const Workspace& workspace = call.steps().workspace;
-  const auto& config = std::get<BackwardConfig>(call.steps().config);
-  const auto sm90 = [&] {
-    return make_backward_params(p, config, call.maps(), call.encode(), workspace, call.memory());
-  };
-  const auto sm80 = [&] {
-    return make_sm80_backward_params(p, config, call.maps(), workspace, call.memory());
-  };
-  if (!config.functions.given()) return config.of_sm80() ? call.fill(sm80) : call.fill(sm90);
-  const FunctionParams functions =
-      call.functions(config.functions.block_lists ? listed_query_blocks(p, config) : ListedBlocks{});
-  const auto fill = [&](const auto& make) {
-    if (!config.functions.captured_gradients) return call.fill(make);
-    call.fill([&] {
-      WithCapturedGradients<decltype(make())> params{make(), {}};
-      set_captured_gradients(p, params.gradients);
-      return params;
-    });
-  };
-  if (config.of_sm80()) return fill([&] { return with_functions(sm80(), functions); });
-  fill([&] { return WithFunctions<BackwardParams>{sm90(), functions}; });
+  visit_backward(call.steps().config, [&](const auto& config) { fill_as(config, call); });
 }
 
 void fill_clear_gradients(StepParams& call, const Step& /*step*/) {
@@ -225,11 +228,13 @@ void fill_clear_gradients(StepParams& call, const Step& /*step*/) {
 }
 
 BlockShape backward_block(const KernelConfig& config) {
-  const auto& c = std::get<BackwardConfig>(config);
-  return {.threads = c.threads(), .shared_bytes = backward_shared_bytes(c), .cluster = c.tiling.cluster};
+  return visit_backward(config, [](const auto& c) {
+    return BlockShape{.threads = c.threads(), .shared_bytes = backward_shared_bytes(c), .cluster = c.cluster};
+  });
 }
 BlockShape backward_rows_block(const KernelConfig& config) {
-  return {.threads = backward_rows_threads(std::get<BackwardConfig>(config))};
+  return visit_backward(config,
+                        [](const auto& c) { return BlockShape{.threads = backward_rows_threads(c)}; });
 }
 
 }  // namespace tandem::gpu

@@ -15,48 +15,77 @@ namespace tandem::gpu {
 /// The tensors that TMA reads.
 constexpr std::array<Loaded, 4> backward_loaded_tensors = {Loaded::q, Loaded::k, Loaded::v, Loaded::dout};
 
+// Config is that of either family: BackwardConfig or Sm80BackwardConfig.
+
 /// How the kernel of `config` reads a tensor. Whether TMA can is for tma_can_read to say.
-TensorMapSpec backward_tensor_map(const Problem& problem, const BackwardConfig& config, Loaded which);
+template <typename Config>
+TensorMapSpec backward_tensor_map(const Problem& problem, const Config& config, Loaded which);
 
 /// The maps of q, k, v and dout, read in place.
-LoadedMaps backward_maps(const Problem& problem, const BackwardConfig& config);
+template <typename Config>
+LoadedMaps backward_maps(const Problem& problem, const Config& config);
 
 /// What the kernels of `config` work in, linear in the number of queries: LSE and delta, f32 sums of dQ and
 /// their semaphores. Nothing needs to be set beforehand.
-Workspace backward_workspace(const Problem& problem, const BackwardConfig& config);
+template <typename Config>
+Workspace backward_workspace(const Problem& problem, const Config& config);
 
 /// What all kernels of the call are launched with. `memory` is that of `workspace`, which begins with
 /// backward_workspace.
-BackwardParams make_backward_params(const Problem& problem, const BackwardConfig& config,
-                                    const LoadedMaps& maps, EncodeTensorMap encode,
-                                    const Workspace& workspace, char* memory);
+template <typename Config>
+BackwardParams make_backward_params(const Problem& problem, const Config& config, const LoadedMaps& maps,
+                                    EncodeTensorMap encode, const Workspace& workspace, char* memory);
 
 /// Parameters of the kernels of the family sm80, whose main kernel reads tensors by their addresses.
-Sm80BackwardParams make_sm80_backward_params(const Problem& problem, const BackwardConfig& config,
+Sm80BackwardParams make_sm80_backward_params(const Problem& problem, const Sm80BackwardConfig& config,
                                              const LoadedMaps& maps, const Workspace& workspace,
                                              char* memory);
-/// With functions.
+/// Parameters with functions.
+WithFunctions<BackwardParams> with_functions(const BackwardParams& params, const FunctionParams& functions);
 WithAddresses<WithFunctions<BackwardParams>> with_functions(const Sm80BackwardParams& params,
                                                             const FunctionParams& functions);
 
 /// Key tiles of the main kernel's launch, and thread blocks of those around it, or bounds where lengths are
 /// known on the device only.
-std::int64_t backward_tile_count(const Problem& problem, const BackwardConfig& config);
-std::int64_t backward_rows_count(const Problem& problem, const BackwardConfig& config);
+std::int64_t backward_tile_count(const Problem& problem, int tile_keys);
+std::int64_t backward_rows_count(const Problem& problem, int block_m);
 
 /// Whether causal tiles are assigned in pairs (backward_order.cuh): not with many more keys than queries and
 /// few tiles or heads.
-bool causal_pairs(const Problem& problem, const BackwardConfig& config);
+bool causal_pairs(const Problem& problem, int tile_keys);
 
 /// Thread blocks of the main kernel's launch on a device of so many SMs.
-std::int64_t backward_grid(const Problem& problem, const BackwardConfig& config, int multiprocessors);
+template <typename Config>
+std::int64_t backward_grid(const Problem& problem, const Config& config, int multiprocessors);
 
 /// The Configs of the call's kernels: what a kernel does not read at its default, so that one compiled kernel
 /// serves several. First the main kernel's:
-BackwardConfig backward_main_config(BackwardConfig config);
+template <typename Config>
+Config backward_main_config(Config config) {
+  config.f32_dq = false;
+  return config;
+}
 /// The Configs of the kernels around it, which serve all masks, and of the one among them that writes dq.
-BackwardConfig backward_rows_config(const BackwardConfig& config);
-BackwardConfig backward_convert_config(const BackwardConfig& config);
+template <typename Config>
+Config backward_rows_config(Config c) {
+  constexpr Config defaults;
+  c.mask.causal = c.mask.local = c.softcap = false;
+  c.f32_dq = c.f32_dk_dv = false;
+  c.functions = {.mask_function = c.functions.given()};  // any of them may hide all keys of a query
+  c.q_stages = defaults.q_stages;
+  c.dout_stages = defaults.dout_stages;
+  if constexpr (std::is_same_v<Config, BackwardConfig>) {
+    c.dq_parts = defaults.dq_parts;
+    c.schedule.pingpong = c.schedule.staggered = false;
+  }
+  return c;
+}
+template <typename Config>
+Config backward_convert_config(const Config& config) {
+  Config c = backward_rows_config(config);
+  c.f32_dq = config.f32_dq;
+  return c;
+}
 
 void fill_backward(StepParams& call, const Step& step);
 void fill_clear_gradients(StepParams& call, const Step& step);
@@ -104,8 +133,11 @@ inline constexpr KernelSpec backward_sink{.header = "ops/backward/common/convert
 }  // namespace kernels
 
 /// The main kernel of the backward pass.
-inline const KernelSpec& kernel_of(const BackwardConfig& config) {
-  return config.of_sm80() ? kernels::sm80_backward : kernels::backward;
+inline const KernelSpec& kernel_of(const BackwardConfig& /*config*/) {
+  return kernels::backward;
+}
+inline const KernelSpec& kernel_of(const Sm80BackwardConfig& /*config*/) {
+  return kernels::sm80_backward;
 }
 
 }  // namespace tandem::gpu

@@ -6,7 +6,7 @@
 
 #include "config/fields.hpp"
 #include "gpu/function_source.hpp"
-#include "ops/backward/sm80_plan.hpp"
+#include "ops/backward/sm80/config.hpp"
 #include "plan/padded.hpp"
 #include "tandem/error.hpp"
 
@@ -38,8 +38,7 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   c.tiling.head_dim_v = padded(head_dim_v, line.unit_v);
   c.tiling.block_m = line.block_m;
   c.tiling.block_n = line.block_n;
-  c.tiling.cluster =
-      c.tiling.head_dim_qk % 256 == 0 ? line.cluster : 1;  // a quarter of dQ's columns is a strip
+  c.cluster = c.tiling.head_dim_qk % 256 == 0 ? line.cluster : 1;  // a quarter of dQ's columns is a strip
   c.q_stages = line.q_stages;
   c.dout_stages = line.dout_stages;
   c.dq_parts = line.dq_parts;
@@ -80,15 +79,14 @@ std::string division_objection(const BackwardConfig& c) {
         c.tiling.block_n, c.tiling.block_m, c.q_stages);
   }
   if (c.tiling.block_m < 64 || c.tiling.block_m % 64 != 0 ||
-      BackwardConfig::consumers % c.dq_row_groups() != 0) {
+      BackwardConfig::consumers % c.tiling.row_groups() != 0) {
     return fmt::format("block_m {} is not a multiple of 64 that {} warpgroups can divide for dQ",
                        c.tiling.block_m, BackwardConfig::consumers);
   }
-  if (c.tiling.cluster < 1 || c.tiling.cluster > 2 ||
-      (c.tiling.cluster == 2 && (c.owns_keys() || c.tiling.head_dim_qk != 256))) {
+  if (c.cluster < 1 || c.cluster > 2 || (c.cluster == 2 && (c.owns_keys() || c.tiling.head_dim_qk != 256))) {
     return fmt::format(
         "cluster {} is not 1, or 2 with 64 keys in all and head_dim 256; there are {} keys and head_dim {}",
-        c.tiling.cluster, c.tiling.block_n, c.tiling.head_dim_qk);
+        c.cluster, c.tiling.block_n, c.tiling.head_dim_qk);
   }
   if (c.dq_columns() % c.strip_qk() != 0) {
     return fmt::format("a warpgroup's {} columns of dQ begin inside a strip of 32", c.dq_columns());
@@ -115,7 +113,6 @@ int backward_registers(const BackwardConfig& c) {
 }
 
 std::string backward_objection(const BackwardConfig& c) {
-  if (c.of_sm80()) return sm80_backward_objection(c, hopper_shared_bytes_per_sm);
   for (const int head_dim : {c.tiling.head_dim_qk, c.tiling.head_dim_v}) {
     if (head_dim < 32 || head_dim > 256 || head_dim % 32 != 0) {
       return fmt::format("head_dim {} is not a multiple of 32 from 32 to 256", head_dim);
@@ -165,9 +162,10 @@ std::span<const BackwardTileLine> backward_tiles() {
   return tiles;
 }
 
-BackwardConfig wanted_backward_of(const CallFacts& facts) {
+template <typename Config>
+Config wanted_backward_of(const CallFacts& facts) {
   const Problem& p = facts.problem;
-  BackwardConfig c;
+  Config c;
   c.tiling.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.mask = facts.mask;
   c.softcap = p.softcap > 0.0F;
@@ -182,9 +180,11 @@ BackwardConfig wanted_backward_of(const CallFacts& facts) {
   return c;
 }
 
+template Sm80BackwardConfig wanted_backward_of(const CallFacts& facts);
+
 BackwardConfig choose_backward_config(const CallFacts& facts) {
   const Problem& p = facts.problem;
-  const BackwardConfig c = wanted_backward_of(facts);
+  const auto c = wanted_backward_of<BackwardConfig>(facts);
   const std::int64_t rows = p.packed_q ? p.rows_q / std::max<std::int64_t>(p.batch, 1) : p.rows_q;
   const bool light = gpu::are_light(gpu::operations_of_pairs(gpu::functions_of(p))) && !c.functions.dropout &&
                      !c.functions.captured_gradients;
@@ -236,7 +236,7 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 int backward_local_bytes_allowed(const BackwardConfig& c) {
   // Words of the tile, nearly all stored and read once a tile: records/history/backward.md has the bytes.
   const bool full = !c.mask.causal && !c.mask.local;
-  if (c.tiling.cluster > 1) return !c.mask.varlen ? (full ? 0 : 36) : full ? 176 : 48;
+  if (c.cluster > 1) return !c.mask.varlen ? (full ? 0 : 36) : full ? 176 : 48;
   if (c.tiling.block_m != 128) return 0;
   if (!c.schedule.pingpong) return !full ? 8 : c.mask.varlen ? 0 : 32;
   if (c.mask.varlen) return 64;
@@ -253,7 +253,6 @@ std::string words_of_gradients(const Problem& p) {
 }
 
 std::vector<std::string> explain_backward(const CallFacts& facts, const BackwardConfig& c) {
-  if (c.of_sm80()) return explain_sm80_backward(facts, c);
   const Problem& problem = facts.problem;
   return {
       fmt::format("kernels backward_preprocess, backward, backward_convert: {}, head_dim {} padded to {}, "
@@ -264,9 +263,8 @@ std::vector<std::string> explain_backward(const CallFacts& facts, const Backward
                   c.tile_keys(), c.tiling.block_m, c.q_stages, c.dout_stages,
                   line_for(std::max(problem.head_dim_qk, problem.head_dim_v)).why),
       c.schedule.pingpong ? "ping-pong: the arithmetic of one warpgroup runs under the products of the other"
-      : c.tiling.cluster > 1
-          ? "two blocks exchange ds, and each makes half of dq's columns for the keys of both"
-          : "the next scores are issued once dq is there",
+      : c.cluster > 1     ? "two blocks exchange ds, and each makes half of dq's columns for the keys of both"
+                          : "the next scores are issued once dq is there",
       c.schedule.staggered ? "each tile begins with a block of queries of its own"
                            : "each tile begins with the first queries that see it",
       c.schedule.deterministic ? "dq is added up in a fixed order: deterministic is set"

@@ -18,7 +18,7 @@ constexpr int backward_other_registers = 28;
 /// packed dS (and P, with ping-pong); and the rest.
 int backward_registers(const BackwardConfig& config);
 
-/// Why a Config cannot exist on Hopper, with the number that breaks the rule; empty if it can.
+/// Why a Config cannot exist, with the number that breaks the rule; empty if it can.
 std::string backward_objection(const BackwardConfig& config);
 
 /// One line of the heuristics: the tile for head dimensions up to these. Each is padded to a multiple of its
@@ -45,9 +45,10 @@ struct BackwardTileLine {
 std::span<const BackwardTileLine> backward_tiles();
 
 /// What a call asks of any Config: element, masks, softcap, functions, order.
-BackwardConfig wanted_backward_of(const CallFacts& facts);
+template <typename Config>
+Config wanted_backward_of(const CallFacts& facts);
 
-/// The Config of the family sm90 for a 16-bit backward call with head dimensions up to 256.
+/// The Config of Hopper's kernels for a 16-bit backward call with head dimensions up to 256.
 BackwardConfig choose_backward_config(const CallFacts& facts);
 
 /// Configs that are compiled into the library: what choose_backward_config gives for the usual models.

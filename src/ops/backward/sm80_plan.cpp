@@ -24,7 +24,7 @@ struct TileLine {
   int q_stages;  ///< blocks of q in flight, and of dout
   int dout_stages;
   bool ds_in_dout;
-  bool halved;  ///< BackwardConfig::halved, where head dimensions are multiples of 64, without functions
+  bool halved;  ///< Sm80BackwardConfig::halved, where head dimensions are multiples of 64, without functions
   const char* why;
 };
 
@@ -60,14 +60,13 @@ const TileLine& tile_of(int head_dim, int shared_bytes_per_sm) {
   throw Error(Status::internal, fmt::format("no tile for head dimension {}", head_dim));
 }
 
-BackwardConfig with_tile(BackwardConfig c, std::int64_t head_dim_qk, std::int64_t head_dim_v,
-                         int shared_bytes_per_sm) {
+Sm80BackwardConfig with_tile(Sm80BackwardConfig c, std::int64_t head_dim_qk, std::int64_t head_dim_v,
+                             int shared_bytes_per_sm) {
   const auto widest = static_cast<int>(std::max(head_dim_qk, head_dim_v));
   const TileLine& tile = tile_of(widest, shared_bytes_per_sm);
   // With gradients of captured tensors a thread has P, dP and what a score function takes of its scores at
   // once: of 128 queries they do not fit its registers.
   const bool fewer = c.functions.captured_gradients && tile.block_m == 128;
-  c.family = Family::sm80;
   c.tiling.head_dim_qk = padded(head_dim_qk, fewer ? 64 : tile.unit_qk);
   c.tiling.head_dim_v = padded(head_dim_v, tile.unit_v);
   c.tiling.block_m = fewer ? 64 : tile.block_m;
@@ -82,10 +81,10 @@ BackwardConfig with_tile(BackwardConfig c, std::int64_t head_dim_qk, std::int64_
 
 }  // namespace
 
-std::string sm80_backward_objection(const BackwardConfig& c, int shared_bytes_per_sm) {
+std::string backward_objection(const Sm80BackwardConfig& c, int shared_bytes_per_sm) {
   const bool halved = c.halves_queries();
-  if ((c.tiling.block_n != 128 && c.tiling.block_n != 64) || c.tiling.cluster != 1 || c.dq_parts != 1)
-    return "the family sm80 has tiles of 128 or 64 keys, no clusters, and dq in one part";
+  if (c.tiling.block_n != 128 && c.tiling.block_n != 64)
+    return fmt::format("block_n {} is not 128 or 64", c.tiling.block_n);
   const int unit_qk = halved || c.tiling.block_m == 64 ? 64 : 32;
   const int most = c.tiling.block_n == 64 ? max_sm80_backward_head_dim : 128;
   for (const auto& [name, head_dim, unit] :
@@ -99,8 +98,6 @@ std::string sm80_backward_objection(const BackwardConfig& c, int shared_bytes_pe
     return fmt::format("block_m {} is not {} or {}", c.tiling.block_m, fewest, 2 * fewest);
   if (c.key_units() > 1 && (c.functions.given() || c.ds_in_dout))
     return "two units of keys a warp take no functions, and dS a place of its own";
-  if (c.schedule.pingpong || c.schedule.staggered)
-    return "the family sm80 has no ping-pong and no staggered start";
   if (c.functions.block_lists && (!c.functions.mask_function || c.mask.varlen || c.schedule.deterministic)) {
     return fmt::format(
         "block_lists are of a mask function, for equal lengths in any order; mask_function is {}, varlen {}, "
@@ -117,18 +114,18 @@ std::string sm80_backward_objection(const BackwardConfig& c, int shared_bytes_pe
   return {};
 }
 
-BackwardConfig choose_sm80_backward_config(const CallFacts& facts) {
-  return with_tile(wanted_backward_of(facts), facts.problem.head_dim_qk, facts.problem.head_dim_v,
-                   facts.device.shared_bytes_per_sm);
+Sm80BackwardConfig choose_sm80_backward_config(const CallFacts& facts) {
+  return with_tile(wanted_backward_of<Sm80BackwardConfig>(facts), facts.problem.head_dim_qk,
+                   facts.problem.head_dim_v, facts.device.shared_bytes_per_sm);
 }
 
-std::vector<BackwardConfig> sm80_backward_configs(int shared_bytes_per_sm) {
-  std::vector<BackwardConfig> configs;
+std::vector<Sm80BackwardConfig> sm80_backward_configs(int shared_bytes_per_sm) {
+  std::vector<Sm80BackwardConfig> configs;
   for (const int head_dim : {64, 128, 192, 256}) {
-    const auto add = [&](const BackwardConfig& c) {
+    const auto add = [&](const Sm80BackwardConfig& c) {
       configs.push_back(with_tile(c, head_dim, head_dim, shared_bytes_per_sm));
     };
-    BackwardConfig c;
+    Sm80BackwardConfig c;
     add(c);
     c.mask.causal = true;
     add(c);
@@ -139,7 +136,7 @@ std::vector<BackwardConfig> sm80_backward_configs(int shared_bytes_per_sm) {
   return configs;
 }
 
-std::vector<std::string> explain_sm80_backward(const CallFacts& facts, const BackwardConfig& c) {
+std::vector<std::string> explain_backward(const CallFacts& facts, const Sm80BackwardConfig& c) {
   const Problem& problem = facts.problem;
   const int room = facts.device.shared_bytes_per_sm;
   return {

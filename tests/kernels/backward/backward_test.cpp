@@ -29,7 +29,7 @@ std::vector<EmulatedBackward> backwards_with(bool Mask::*field) {
 }
 
 std::string name_of(const ::testing::TestParamInfo<EmulatedBackward>& parameter) {
-  std::string name = describe(parameter.param.config);
+  std::string name = parameter.param.config.describe();
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c == ' ' || c == '='; }, '_');
   return name;
@@ -53,10 +53,10 @@ void expect_the_oracles_gradients(const EmulatedBackward& kernels, harness::Call
 class EmulatedBackwardTest : public ::testing::TestWithParam<EmulatedBackward> {};
 
 TEST_P(EmulatedBackwardTest, RandomProblemsMatchTheOracle) {
-  const BackwardConfig& config = GetParam().config;
+  const EmulatedBackwardConfig& config = GetParam().config;
   for (std::uint64_t seed = 0; seed < cases_a_family; ++seed) {
     const harness::Case spec = random_backward_case(seed, config);
-    SCOPED_TRACE(describe(config) + ": " + spec.describe());
+    SCOPED_TRACE(config.describe() + ": " + spec.describe());
     harness::Call call(spec);
     // CTAs that wait for each other's semaphores must run at the same time.
     expect_the_oracles_gradients(GetParam(), call, {.seed = seed, .host_threads = 2});
@@ -67,7 +67,7 @@ TEST_P(EmulatedBackwardTest, RandomProblemsMatchTheOracle) {
 // problems has more than the error that is allowed.
 TEST(EmulatedBackward, FewQueriesAndKeysAreRoundedOnce) {
   const EmulatedBackward& kernels = narrow_backwards().front();
-  ASSERT_TRUE(kernels.config.keeps_p());
+  ASSERT_TRUE(kernels.config.keeps_p);
   for (const std::uint64_t seed : {58, 100, 110}) {
     harness::Case spec = random_backward_case(seed, kernels.config);
     spec.batch = spec.heads_q = spec.heads_kv = 3;
@@ -82,9 +82,9 @@ TEST(EmulatedBackward, FewQueriesAndKeysAreRoundedOnce) {
 
 // On a GPU the conversion takes SMs that the main kernel's last tiles leave free.
 TEST_P(EmulatedBackwardTest, TheConversionWaitsForTheTilesOfItsHead) {
-  const BackwardConfig& config = GetParam().config;
+  const EmulatedBackwardConfig& config = GetParam().config;
   const harness::Case spec = random_backward_case(cases_a_family, config);
-  SCOPED_TRACE(describe(config) + ": " + spec.describe());
+  SCOPED_TRACE(config.describe() + ": " + spec.describe());
   harness::Call call(spec);
   expect_the_oracles_gradients(GetParam(), call, {.seed = 1, .host_threads = 2, .convert_beside = true});
 }
@@ -93,11 +93,12 @@ TEST_P(EmulatedBackwardTest, TheConversionWaitsForTheTilesOfItsHead) {
 class EmulatedCausalBackwardTest : public EmulatedBackwardTest {};
 
 TEST_P(EmulatedCausalBackwardTest, NaNInAKeyReachesTheQueriesThatSeeIt) {
-  const BackwardConfig& config = GetParam().config;
-  harness::Case spec = random_backward_case(1, {.tiling = {.element = config.tiling.element,
-                                                           .head_dim_qk = config.tiling.head_dim_qk,
-                                                           .head_dim_v = config.tiling.head_dim_v},
-                                                .mask = {.causal = true}});
+  const EmulatedBackwardConfig& config = GetParam().config;
+  harness::Case spec =
+      random_backward_case(1, BackwardConfig{.tiling = {.element = config.tiling.element,
+                                                        .head_dim_qk = config.tiling.head_dim_qk,
+                                                        .head_dim_v = config.tiling.head_dim_v},
+                                             .mask = {.causal = true}});
   spec.batch = 1;
   spec.heads_q = spec.heads_kv = 1;
   spec.seqlen_q = spec.seqlen_k = 150;
@@ -106,7 +107,7 @@ TEST_P(EmulatedCausalBackwardTest, NaNInAKeyReachesTheQueriesThatSeeIt) {
   spec.options.window_right = config.mask.local ? 5 : -1;
   spec.options.causal = !config.mask.local;
   spec.options.softcap = config.softcap ? 2.0F : 0.0F;
-  spec.options.deterministic = config.schedule.deterministic;
+  spec.options.deterministic = config.deterministic;
   SCOPED_TRACE(spec.describe());
   harness::Call call(spec);
   for (const std::int64_t key : {20, 93})
@@ -116,8 +117,8 @@ TEST_P(EmulatedCausalBackwardTest, NaNInAKeyReachesTheQueriesThatSeeIt) {
 
 /// Tiles that the diagonal cuts are masked, or skipped, by where it cuts them.
 TEST_P(EmulatedCausalBackwardTest, DiagonalsBesideTheCornersOfTilesMatchTheOracle) {
-  const BackwardConfig& config = GetParam().config;
-  for (const auto& [queries, keys] : diagonals(config.tiling.block_m, config.tile_keys())) {
+  const EmulatedBackwardConfig& config = GetParam().config;
+  for (const auto& [queries, keys] : diagonals(config.tiling.block_m, config.tile_keys)) {
     harness::Case spec = random_backward_case(1, config);
     spec.packed_q = spec.packed_k = spec.sink = false;
     spec.used_q.clear();
@@ -126,10 +127,10 @@ TEST_P(EmulatedCausalBackwardTest, DiagonalsBesideTheCornersOfTilesMatchTheOracl
     spec.seqlen_q = queries;
     spec.seqlen_k = keys;
     spec.options.causal = true;
-    spec.options.window_left = config.mask.local ? config.tile_keys() / 2 : -1;
+    spec.options.window_left = config.mask.local ? config.tile_keys / 2 : -1;
     spec.options.window_right = -1;
     spec.q = spec.k = spec.v = spec.out = spec.dout = spec.dq = spec.dk = spec.dv = {};
-    SCOPED_TRACE(describe(config) + ": " + spec.describe());
+    SCOPED_TRACE(config.describe() + ": " + spec.describe());
     harness::Call call(spec);
     expect_the_oracles_gradients(GetParam(), call, {.host_threads = 2});
   }
@@ -145,7 +146,7 @@ double unevenness(int tiles, int heads, int sms, int queries = 0) {
   p.heads_q = p.heads_kv = heads;
   p.rows_q = std::int64_t{queries} * C.tiling.block_n;
   p.rows_k = std::int64_t{tiles} * C.tiling.block_n;
-  const bool pairs = gpu::causal_pairs(p, C);
+  const bool pairs = gpu::causal_pairs(p, C.tile_keys());
   const int blocks = static_cast<int>(gpu::backward_grid(p, C, sms));
   double most = 0.0;
   double all = 0.0;
@@ -309,7 +310,7 @@ class EmulatedVarlenBackwardTest : public EmulatedBackwardTest {};
 
 // More than a warp tries at a time, some of no rows, and rows that belong to none.
 TEST_P(EmulatedVarlenBackwardTest, ManySequencesMatchTheOracle) {
-  const BackwardConfig& config = GetParam().config;
+  const EmulatedBackwardConfig& config = GetParam().config;
   harness::Case spec = random_backward_case(1, config);
   spec.batch = 70;
   spec.heads_q = 2;
@@ -326,22 +327,22 @@ TEST_P(EmulatedVarlenBackwardTest, ManySequencesMatchTheOracle) {
   spec.slack_q = spec.slack_k = 9;
   spec.q = spec.k = spec.v = spec.out = spec.dout = spec.dq = spec.dk = spec.dv = {};
   spec.lse_layout = {};
-  SCOPED_TRACE(describe(config) + ": " + spec.describe());
+  SCOPED_TRACE(config.describe() + ": " + spec.describe());
   harness::Call call(spec);
   expect_the_oracles_gradients(GetParam(), call, {.host_threads = 2});
 }
 
 /// Where cu_seqlens descend, two sequences have rows in common, and count in the same semaphores.
 TEST_P(EmulatedVarlenBackwardTest, SequencesThatOverlapEnd) {
-  const BackwardConfig& config = GetParam().config;
-  const std::int64_t rows = 4 * std::max(config.tiling.block_m, config.tile_keys());
+  const EmulatedBackwardConfig& config = GetParam().config;
+  const std::int64_t rows = 4 * std::max(config.tiling.block_m, config.tile_keys);
   harness::Case spec;
   spec.dtype = spec.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
   spec.batch = 3;
   spec.packed_q = spec.packed_k = true;
   spec.lengths_q = spec.lengths_k = {rows, 20, 30};
   spec.options.causal = config.mask.causal;
-  spec.options.deterministic = config.schedule.deterministic;
+  spec.options.deterministic = config.deterministic;
   spec.options.softcap = config.softcap ? 2.0F : 0.0F;
   harness::Call call(spec);
   call.rows_overlap = true;

@@ -20,7 +20,7 @@ using harness::Call;
 using harness::Case;
 using harness::Random;
 
-harness::Case random_backward_case(std::uint64_t seed, const BackwardConfig& config) {
+harness::Case random_backward_case(std::uint64_t seed, const EmulatedBackwardConfig& config) {
   const ForwardConfig forward{
       .tiling = {.element = config.tiling.element,
                  .head_dim_qk = config.tiling.head_dim_qk,
@@ -33,7 +33,7 @@ harness::Case random_backward_case(std::uint64_t seed, const BackwardConfig& con
   const int rank_k = c.packed_k ? 3 : 4;
   c.lse = true;
   if (!config.softcap && random.chance(0.2)) c.options.scale = random.pick({0.0F, -0.125F});
-  c.options.deterministic = config.schedule.deterministic;
+  c.options.deterministic = config.deterministic;
   c.dout = harness::random_layout(random, rank_q, true);
   c.dq = harness::random_layout(random, rank_q, false);
   c.dk = harness::random_layout(random, rank_k, false);
@@ -61,9 +61,10 @@ void clear_captured(const Problem& p, const emulator::Options& options) {
 void launch_main(const EmulatedBackward& kernels, const Problem& p, const Call& call, const EmulatedRun& run,
                  const BackwardParams& params, const gpu::Workspace& workspace, char* memory,
                  const emulator::Grid& shape, const emulator::Options& options) {
-  const BackwardConfig& config = kernels.config;
+  const EmulatedBackwardConfig& config = kernels.config;
   const auto sm80 = [&] {
-    return gpu::make_sm80_backward_params(p, config, gpu::backward_maps(p, config), workspace, memory);
+    const auto& c = std::get<Sm80BackwardConfig>(config.of_kernel);
+    return gpu::make_sm80_backward_params(p, c, gpu::backward_maps(p, c), workspace, memory);
   };
   if (kernels.sm80 != nullptr) {
     emulator::launch(kernels.sm80, sm80(), shape, options);
@@ -73,7 +74,7 @@ void launch_main(const EmulatedBackward& kernels, const Problem& p, const Call& 
     std::vector<unsigned int> lists;
     emulator::Options listed = options;
     if (kernels.lists != nullptr) {
-      const gpu::ListedBlocks of_call = gpu::listed_query_blocks(p, config);
+      const gpu::ListedBlocks of_call = gpu::listed_query_blocks(p, config.tile_keys, config.tiling.block_m);
       lists.assign(static_cast<std::size_t>(of_call.bytes()) / sizeof(unsigned int), ~0U);
       with.functions.lists = of_call.lists;
       with.functions.lists.data = lists.data();
@@ -93,7 +94,7 @@ void launch_main(const EmulatedBackward& kernels, const Problem& p, const Call& 
                        shape, listed);
     } else if (kernels.captured != nullptr) {
       emulator::launch(kernels.captured, with_gradients(p, with), shape, listed);
-    } else if (config.of_sm80()) {
+    } else if (kernels.sm80_functions != nullptr) {
       emulator::launch(kernels.sm80_functions, gpu::with_functions(sm80(), with.functions), shape, listed);
     } else {
       emulator::launch(kernels.functions, with, shape, listed);
@@ -103,10 +104,8 @@ void launch_main(const EmulatedBackward& kernels, const Problem& p, const Call& 
   }
 }
 
-}  // namespace
-
-void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun& run) {
-  const BackwardConfig& config = kernels.config;
+template <typename Config>
+void run_as(const Config& config, const EmulatedBackward& kernels, Call& call, const EmulatedRun& run) {
   Problem p = problem_of(call.backward_args());
   emulator::Options options;
   // A gradient that nobody asked for goes to rows that all heads share.
@@ -141,7 +140,7 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
                                 reinterpret_cast<char*>(scratch.data()));
   if (p.wants_captured_gradients() && run.clears) clear_captured(p, options);
   const auto rows_threads = static_cast<unsigned>(backward_rows_threads(config));
-  const auto rows_blocks = static_cast<unsigned>(gpu::backward_rows_count(p, config));
+  const auto rows_blocks = static_cast<unsigned>(gpu::backward_rows_count(p, config.tiling.block_m));
   const auto grid = static_cast<unsigned>(gpu::backward_grid(p, config, static_cast<int>(run.blocks)));
   if (rows_blocks > 0) {
     emulator::launch(kernels.preprocess, params,
@@ -166,7 +165,7 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
     const emulator::Grid shape{.blocks = grid,
                                .threads = static_cast<unsigned>(config.threads()),
                                .shared_bytes = static_cast<std::size_t>(backward_shared_bytes(config)),
-                               .cluster = static_cast<unsigned>(config.tiling.cluster)};
+                               .cluster = static_cast<unsigned>(config.cluster)};
     launch_main(kernels, p, call, run, params, workspace, reinterpret_cast<char*>(scratch.data()), shape,
                 after_preprocess);
   }
@@ -182,6 +181,12 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
                       .shared_bytes = backward_sink_shared_bytes},
                      options);
   }
+}
+
+}  // namespace
+
+void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun& run) {
+  gpu::visit_backward(kernels.config.of_kernel, [&](const auto& c) { run_as(c, kernels, call, run); });
 }
 
 }  // namespace tandem::kernel_tests

@@ -7,16 +7,43 @@
 #include <span>
 
 #include "emulated_call.hpp"
+#include "gpu/kernel_spec.hpp"
 #include "harness/call.hpp"
-#include "ops/backward/config.hpp"
 
 namespace tandem::kernel_tests {
 
 struct AnyFunctions;
 
+/// What tests ask of a backward Config, of whatever type.
+struct EmulatedBackwardConfig {
+  template <typename Config>
+  constexpr EmulatedBackwardConfig(const Config& c)  // NOLINT(google-explicit-constructor)
+      : of_kernel(c),
+        tiling(c.tiling),
+        tile_keys(c.tile_keys()),
+        mask(c.mask),
+        softcap(c.softcap),
+        deterministic(c.schedule.deterministic),
+        keeps_p(c.keeps_p()),
+        f32_dq(c.f32_dq),
+        f32_dk_dv(c.f32_dk_dv),
+        functions(c.functions) {}
+
+  [[nodiscard]] std::string describe() const {
+    return gpu::visit_backward(of_kernel, [](const auto& c) { return kernel_tests::describe(c); });
+  }
+
+  gpu::KernelConfig of_kernel;
+  BackwardTiling tiling;
+  int tile_keys;
+  Mask mask;
+  bool softcap, deterministic, keeps_p, f32_dq, f32_dk_dv;
+  Functions functions;
+};
+
 /// The kernels of a backward Config, compiled for the emulator.
 struct EmulatedBackward {
-  BackwardConfig config;
+  EmulatedBackwardConfig config;
   void (*preprocess)(BackwardParams);
   void (*main)(BackwardParams);  ///< null where it has functions
   void (*convert)(BackwardParams);
@@ -61,7 +88,7 @@ std::span<const EmulatedBackward> dropout_sm80_backwards();
 
 /// A random problem that `config` can run, small enough for the emulator, with every feature that the Config
 /// allows.
-harness::Case random_backward_case(std::uint64_t seed, const BackwardConfig& config);
+harness::Case random_backward_case(std::uint64_t seed, const EmulatedBackwardConfig& config);
 
 /// How a call is emulated.
 struct EmulatedRun {

@@ -13,7 +13,7 @@ constexpr BackwardConfig pingpong(BackwardConfig c) {
   c.schedule.pingpong = true;
   return c;
 }
-constexpr BackwardConfig capped_f16(BackwardConfig c) {
+constexpr auto capped_f16(auto c) {
   c.tiling.element = Element::f16;
   c.softcap = true;
   return c;
@@ -22,12 +22,9 @@ constexpr BackwardConfig with_every_mask(BackwardConfig c) {
   c.mask = every;
   return c;
 }
-constexpr BackwardConfig of_sm80(BackwardConfig c, int head_dim, int block_m, int block_n) {
-  c.family = Family::sm80;
-  c.tiling.head_dim_qk = c.tiling.head_dim_v = head_dim;
-  c.tiling.block_m = block_m;
-  c.tiling.block_n = block_n;
-  return c;
+constexpr Sm80BackwardConfig of_sm80(int head_dim, int block_m, int block_n) {
+  return {.tiling = {.head_dim_qk = head_dim, .head_dim_v = head_dim, .block_m = block_m, .block_n = block_n},
+          .mask = every};
 }
 
 }  // namespace
@@ -42,8 +39,8 @@ std::span<const EmulatedBackward> f32_backwards() {
 }
 
 std::span<const EmulatedBackward> f32_sm80_backwards() {
-  constexpr BackwardConfig plain = of_sm80(narrow, 64, 128, 128);
-  constexpr BackwardConfig halved = of_sm80(narrow, 256, 32, 64);
+  constexpr Sm80BackwardConfig plain = of_sm80(64, 128, 128);
+  constexpr Sm80BackwardConfig halved = of_sm80(256, 32, 64);
   static constexpr auto kernels =
       emulate<in_f32(plain, true, false), in_f32(plain, false, true), in_f32(plain, true, true),
               in_f32(capped_f16(plain), true, true), in_f32(halved, true, true)>();

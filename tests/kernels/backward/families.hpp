@@ -14,36 +14,43 @@ namespace tandem::kernel_tests {
 
 /// As head dimension 256 is planned.
 inline constexpr BackwardConfig cluster_of_two{
-    .tiling = {.head_dim_qk = 256, .head_dim_v = 256, .block_n = 64, .cluster = 2},
+    .tiling = {.head_dim_qk = 256, .head_dim_v = 256, .block_n = 64},
+    .cluster = 2,
     .dout_stages = 1,
     .dq_parts = 2};
 
 /// Of a Config for gradients in f32 what its main kernel and the others read: each writes its own.
-constexpr BackwardConfig of_main(BackwardConfig c) {
+constexpr auto of_main(auto c) {
   c.f32_dq = false;
   return c;
 }
-constexpr BackwardConfig of_rows(BackwardConfig c) {
+constexpr auto of_rows(auto c) {
   c.f32_dk_dv = false;
   return c;
 }
 
-template <BackwardConfig all>
+template <typename Config>
+concept HasGradients = requires(Config config) {
+  config.dout_stages;
+};
+
+template <HasGradients auto all>
 constexpr EmulatedBackward emulated() {
-  constexpr BackwardConfig config = of_main(all);
+  constexpr auto config = of_main(all);
+  constexpr bool sm80 = config.family == Family::sm80;
   EmulatedBackward kernels{.config = all,
                            .preprocess = &tandem::backward_preprocess<of_rows(config)>,
                            .main = nullptr,
                            .convert = &tandem::backward_convert<of_rows(all)>,
                            .sink = &tandem::backward_sink<of_rows(config)>};
   if constexpr (config.functions.block_lists) kernels.lists = &tandem::list_query_blocks<config>;
-  if constexpr (config.of_sm80() && config.functions.captured_gradients) {
+  if constexpr (sm80 && config.functions.captured_gradients) {
     kernels.sm80_captured = &tandem::sm80_backward<config>;
   } else if constexpr (config.functions.captured_gradients) {
     kernels.captured = &tandem::backward<config>;
-  } else if constexpr (config.of_sm80() && config.functions.given()) {
+  } else if constexpr (sm80 && config.functions.given()) {
     kernels.sm80_functions = &tandem::sm80_backward<config>;
-  } else if constexpr (config.of_sm80()) {
+  } else if constexpr (sm80) {
     kernels.sm80 = &tandem::sm80_backward<config>;
   } else if constexpr (config.functions.given()) {
     kernels.functions = &tandem::backward<config>;
@@ -53,13 +60,13 @@ constexpr EmulatedBackward emulated() {
   return kernels;
 }
 
-constexpr BackwardConfig in_f32(BackwardConfig c, bool dq, bool dk_dv) {
+constexpr auto in_f32(auto c, bool dq, bool dk_dv) {
   c.f32_dq = dq;
   c.f32_dk_dv = dk_dv;
   return c;
 }
 
-template <BackwardConfig... configs>
+template <HasGradients auto... configs>
 constexpr std::array<EmulatedBackward, sizeof...(configs)> emulate() {
   return {emulated<configs>()...};
 }

@@ -4,60 +4,60 @@
 namespace tandem::kernel_tests {
 namespace {
 
-constexpr BackwardConfig narrow{
-    .tiling = {.head_dim_qk = 64, .head_dim_v = 64, .block_m = 128, .block_n = 128}, .family = Family::sm80};
-constexpr BackwardConfig wide{
-    .tiling = {.head_dim_qk = 128, .head_dim_v = 128, .block_m = 64, .block_n = 128}, .family = Family::sm80};
+constexpr Sm80BackwardConfig narrow{
+    .tiling = {.head_dim_qk = 64, .head_dim_v = 64, .block_m = 128, .block_n = 128}};
+constexpr Sm80BackwardConfig wide{
+    .tiling = {.head_dim_qk = 128, .head_dim_v = 128, .block_m = 64, .block_n = 128}};
 /// Whose queries two warpgroups halve.
-constexpr BackwardConfig wider{
-    .tiling = {.head_dim_qk = 192, .head_dim_v = 192, .block_m = 64, .block_n = 64}, .family = Family::sm80};
+constexpr Sm80BackwardConfig wider{
+    .tiling = {.head_dim_qk = 192, .head_dim_v = 192, .block_m = 64, .block_n = 64}};
 
-constexpr BackwardConfig with_mask(BackwardConfig c, Mask mask) {
+constexpr Sm80BackwardConfig with_mask(Sm80BackwardConfig c, Mask mask) {
   c.mask = mask;
   return c;
 }
-constexpr BackwardConfig in_order(BackwardConfig c) {
+constexpr Sm80BackwardConfig in_order(Sm80BackwardConfig c) {
   c.schedule.deterministic = true;
   return c;
 }
-constexpr BackwardConfig capped_f16(BackwardConfig c) {
+constexpr Sm80BackwardConfig capped_f16(Sm80BackwardConfig c) {
   c.tiling.element = Element::f16;
   c.softcap = true;
   return c;
 }
 /// As on GPUs with 100 KB of shared memory an SM.
-constexpr BackwardConfig in_little_memory(BackwardConfig c) {
+constexpr Sm80BackwardConfig in_little_memory(Sm80BackwardConfig c) {
   c.q_stages = c.dout_stages = 1;
   c.ds_in_dout = c.tiling.block_m == 64;
   return c;
 }
-constexpr BackwardConfig in_one_stage(BackwardConfig c) {
+constexpr Sm80BackwardConfig in_one_stage(Sm80BackwardConfig c) {
   c.q_stages = c.dout_stages = 1;
   return c;
 }
-constexpr BackwardConfig of_32_queries(BackwardConfig c) {
+constexpr Sm80BackwardConfig of_32_queries(Sm80BackwardConfig c) {
   c.tiling.block_m = 32;
   c.q_stages = 2;
   c.dout_stages = 1;
   return c;
 }
-constexpr BackwardConfig of_32_in_little_memory(BackwardConfig c) {
+constexpr Sm80BackwardConfig of_32_in_little_memory(Sm80BackwardConfig c) {
   c.tiling.block_m = 32;
   c.q_stages = c.dout_stages = 1;
   c.ds_in_dout = true;
   return c;
 }
-constexpr BackwardConfig with_two_q_stages(BackwardConfig c) {
+constexpr Sm80BackwardConfig with_two_q_stages(Sm80BackwardConfig c) {
   c.q_stages = 2;
   return c;
 }
-constexpr BackwardConfig of_heads(BackwardConfig c, int head_dim_qk, int head_dim_v) {
+constexpr Sm80BackwardConfig of_heads(Sm80BackwardConfig c, int head_dim_qk, int head_dim_v) {
   c.tiling.head_dim_qk = head_dim_qk;
   c.tiling.head_dim_v = head_dim_v;
   return c;
 }
 /// Two units of 64 keys, whose work warpgroups divide.
-constexpr BackwardConfig halved(BackwardConfig c) {
+constexpr Sm80BackwardConfig halved(Sm80BackwardConfig c) {
   c.halved = true;
   return c;
 }

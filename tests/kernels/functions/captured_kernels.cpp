@@ -7,7 +7,8 @@
 namespace tandem::kernel_tests {
 namespace {
 
-constexpr BackwardConfig captured(Element element, bool softcap, bool dropout) {
+template <typename Config = BackwardConfig>
+constexpr Config captured(Element element, bool softcap, bool dropout) {
   return {.tiling = {.element = element, .head_dim_qk = 64, .head_dim_v = 64},
           .mask = {.causal = true, .local = true, .varlen = true},
           .softcap = softcap,
@@ -18,14 +19,15 @@ constexpr BackwardConfig captured(Element element, bool softcap, bool dropout) {
                         .captured_gradients = true}};
 }
 
-constexpr BackwardConfig of_sm80(BackwardConfig c, int head_dim) {
+constexpr Sm80BackwardConfig of_sm80(Element element, int head_dim, bool softcap = false,
+                                     bool dropout = false) {
+  auto c = captured<Sm80BackwardConfig>(element, softcap, dropout);
   c.tiling.head_dim_qk = c.tiling.head_dim_v = head_dim;
-  c.family = Family::sm80;
   if (head_dim > 128) c.tiling.block_n = 64;
   return c;
 }
 /// As on GPUs with 100 KB of shared memory an SM.
-constexpr BackwardConfig in_little_memory(BackwardConfig c) {
+constexpr Sm80BackwardConfig in_little_memory(Sm80BackwardConfig c) {
   c.q_stages = c.dout_stages = 1;
   c.ds_in_dout = true;
   c.tiling.block_m = 32;
@@ -43,11 +45,10 @@ std::span<const EmulatedBackward> captured_backwards() {
 }
 
 std::span<const EmulatedBackward> captured_sm80_backwards() {
-  static constexpr auto kernels = emulate<
-      listed(of_sm80(captured(Element::bf16, false, false), 64), false),
-      of_sm80(captured(Element::f16, false, false), 64), of_sm80(captured(Element::bf16, false, false), 128),
-      of_sm80(captured(Element::bf16, true, false), 192), of_sm80(captured(Element::bf16, false, true), 64),
-      in_little_memory(of_sm80(captured(Element::bf16, false, false), 256))>();
+  static constexpr auto kernels =
+      emulate<listed(of_sm80(Element::bf16, 64), false), of_sm80(Element::f16, 64),
+              of_sm80(Element::bf16, 128), of_sm80(Element::bf16, 192, true),
+              of_sm80(Element::bf16, 64, false, true), in_little_memory(of_sm80(Element::bf16, 256))>();
   return kernels;
 }
 

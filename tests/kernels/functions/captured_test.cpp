@@ -19,7 +19,7 @@ using harness::Call;
 using harness::Case;
 using harness::Named;
 
-Case case_of(const Named& f, const BackwardConfig& config) {
+Case case_of(const Named& f, const EmulatedBackwardConfig& config) {
   Case c;
   c.dtype = c.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
   c.batch = 2;
@@ -58,7 +58,7 @@ void expect_every_function(std::span<const EmulatedBackward> all) {
     for (std::size_t n = 0; n < functions.size(); ++n) {
       const Named& f = functions[n];
       if (lists ? f.mask.empty() : i != 1 && n % 3 != i % 3) continue;
-      SCOPED_TRACE(describe(kernels.config) + ": " + f.name);
+      SCOPED_TRACE(kernels.config.describe() + ": " + f.name);
       EXPECT_TRUE(gradients_are_right(kernels, case_of(f, kernels.config)));
     }
   }

@@ -62,10 +62,10 @@ TEST_P(EveryBackward, GivesTheGradients) {
     Case c = case_of(f, kernels.config.tiling.head_dim_qk);
     if (c.score_function.empty() == kernels.config.functions.score_function) continue;
     if (c.mask_function.empty() && kernels.config.functions.block_lists) continue;
-    SCOPED_TRACE(describe(kernels.config) + ": " + f.name);
+    SCOPED_TRACE(kernels.config.describe() + ": " + f.name);
     c.dtype = c.out_dtype = kernels.config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
     c.options.softcap = kernels.config.softcap ? 1.5F : 0.0F;
-    c.options.deterministic = kernels.config.schedule.deterministic;
+    c.options.deterministic = kernels.config.deterministic;
     c.options.dropout_p = kernels.config.functions.dropout ? 0.3F : 0.0F;
     if (kernels.config.functions.dropout_places) c.dropout_places = {8, 128, 64, 1, 3, 1001, 333, 1};
     EXPECT_TRUE(gradients_are_right(kernels, c));
@@ -230,8 +230,8 @@ testing::AssertionResult gradients_by_lists(int width,
 
 /// So are the query blocks of a tile of keys.
 TEST(EmulatedFunctions, BackwardListsHaveTheBlocksThatAreSeen) {
-  const BackwardConfig& config = function_backwards_of_lists().front().config;
-  const int keys = config.tile_keys();
+  const EmulatedBackwardConfig& config = function_backwards_of_lists().front().config;
+  const int keys = config.tile_keys;
   const int queries = config.tiling.block_m;
   for (const int width : widths) {
     EXPECT_TRUE(gradients_by_lists(width, [&](std::span<unsigned int> lists) {

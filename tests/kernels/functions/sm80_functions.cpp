@@ -53,31 +53,30 @@ constexpr Sm80ForwardConfig by_lists(bool scored, bool windowed, int stages) {
   return listed(c, windowed);
 }
 
-constexpr BackwardConfig backward_of(Element element, bool scored, bool softcap, int head_dim = 64) {
+constexpr Sm80BackwardConfig backward_of(Element element, bool scored, bool softcap, int head_dim = 64) {
   return {.tiling = {.element = element, .head_dim_qk = head_dim, .head_dim_v = head_dim},
           .mask = {.causal = true, .local = true, .varlen = true},
           .softcap = softcap,
-          .family = Family::sm80,
           .functions = functions(scored)};
 }
-constexpr BackwardConfig in_order(BackwardConfig c) {
+constexpr Sm80BackwardConfig in_order(Sm80BackwardConfig c) {
   c.schedule.deterministic = true;
   return c;
 }
 /// As on GPUs with 100 KB of shared memory an SM.
-constexpr BackwardConfig in_little_memory(BackwardConfig c) {
+constexpr Sm80BackwardConfig in_little_memory(Sm80BackwardConfig c) {
   c.q_stages = c.dout_stages = 1;
   c.ds_in_dout = true;
   return c;
 }
 /// Wide heads, whose queries two warpgroups halve.
-constexpr BackwardConfig halved(BackwardConfig c, int block_m) {
+constexpr Sm80BackwardConfig halved(Sm80BackwardConfig c, int block_m) {
   c.tiling.block_n = 64;
   c.tiling.block_m = block_m;
   return c;
 }
 /// As of heads to 64 dimensions: a thread has 64 scores of a block, two words of what is kept.
-constexpr BackwardConfig with_queries(BackwardConfig c, int block_m) {
+constexpr Sm80BackwardConfig with_queries(Sm80BackwardConfig c, int block_m) {
   c.tiling.block_m = block_m;
   return c;
 }
@@ -147,8 +146,8 @@ std::span<const EmulatedForward> function_sm80_forwards_of_lists() {
 }
 
 std::span<const EmulatedBackward> function_sm80_backwards_of_lists() {
-  constexpr BackwardConfig masked = backward_of(Element::bf16, false, false);
-  constexpr BackwardConfig scored = backward_of(Element::bf16, true, false, 128);
+  constexpr Sm80BackwardConfig masked = backward_of(Element::bf16, false, false);
+  constexpr Sm80BackwardConfig scored = backward_of(Element::bf16, true, false, 128);
   static constexpr auto kernels =
       emulate<listed(masked, false), listed(in_little_memory(scored), true),
               listed(halved(backward_of(Element::bf16, false, false, 192), 64), false)>();
@@ -166,8 +165,8 @@ std::span<const EmulatedBackward> function_sm80_backwards() {
 }
 
 std::span<const EmulatedBackward> dropout_sm80_backwards() {
-  constexpr BackwardConfig masked = backward_of(Element::bf16, false, false);
-  constexpr BackwardConfig of_64_queries = backward_of(Element::bf16, true, false, 128);
+  constexpr Sm80BackwardConfig masked = backward_of(Element::bf16, false, false);
+  constexpr Sm80BackwardConfig of_64_queries = backward_of(Element::bf16, true, false, 128);
   static constexpr auto kernels =
       emulate<dropped(listed(masked, false)), dropped(backward_of(Element::f16, false, false)),
               dropped(with_queries(masked, 128)), dropped(backward_of(Element::bf16, false, true)),

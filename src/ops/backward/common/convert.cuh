@@ -2,7 +2,7 @@
 // the main kernel computes its last tiles, and one sums dsink.
 #pragma once
 
-#include "ops/backward/config.hpp"
+#include "ops/backward/sm80/config.hpp"
 #include "ptx/barrier.cuh"
 #include "tile/backward_rows.cuh"
 #include "tile/select.cuh"
@@ -15,7 +15,7 @@ namespace tandem {
 /// starts during the main kernel's last tiles, which leave SMs free. It does not start before every CTA of
 /// the main grid has waited for the preprocess kernel, so the counters of the previous call have been
 /// cleared.
-template <BackwardConfig C>
+template <auto C>
 TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const BackwardRows& t) {
   int tiles = p.n_blocks;
   if constexpr (C.mask.varlen) {
@@ -36,7 +36,7 @@ TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const BackwardRows& t)
 /// consumers wrote, so that a warpgroup holds the accumulators of 64 rows again, or of a block of 32. The
 /// fields of the Config
 /// that concern masks are not read, so that one kernel serves several Configs of the main one.
-template <BackwardConfig C>
+template <auto C>
 TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
     backward_convert(const __grid_constant__ BackwardParams p) {
   constexpr int registers = C.dq_columns() / 2;
@@ -51,7 +51,7 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
     if (warpgroup != 0) return;
   }
   float dq[registers];
-  if constexpr (C.of_sm80()) {  // the preprocess kernel has cleared the sums
+  if constexpr (C.clears_sums) {  // the preprocess kernel has cleared the sums
     const float* const sums =
         p.dq_sum + t.block * (C.tiling.block_m * C.tiling.head_dim_qk) + warpgroup * C.dq_values() + thread;
 #pragma unroll
@@ -81,8 +81,8 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
                                        t.end_q, thread % 64);
     return;
   }
-  tile::store_rows<C.tiling.element>(rows, dq, p.scale, t.first + warpgroup % C.dq_row_groups() * 64,
-                                     warpgroup / C.dq_row_groups() * C.dq_columns(), t.seqlen_q, t.end_q,
+  tile::store_rows<C.tiling.element>(rows, dq, p.scale, t.first + warpgroup % C.tiling.row_groups() * 64,
+                                     warpgroup / C.tiling.row_groups() * C.dq_columns(), t.seqlen_q, t.end_q,
                                      thread);
 }
 
@@ -90,7 +90,7 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
 /// depends on nothing but the lengths. Queries that see no key have LSE = sink and delta = -dLSE; the
 /// workspace says +inf and 0 instead, so that the main kernel takes nothing from them, and so they are
 /// treated apart.
-template <BackwardConfig C>
+template <auto C>
 TANDEM_KERNEL __launch_bounds__(backward_sink_threads)
     backward_sink(const __grid_constant__ BackwardParams p) {
   const int thread = static_cast<int>(ptx::thread_index());

@@ -2,7 +2,7 @@
 // and clears the dQ semaphores and the counts of finished tiles. Bound by memory: O and dO are read once.
 #pragma once
 
-#include "ops/backward/config.hpp"
+#include "ops/backward/sm80/config.hpp"
 #include "ptx/barrier.cuh"
 #include "ptx/math.cuh"
 #include "tile/backward_rows.cuh"
@@ -35,7 +35,7 @@ TANDEM_DEVICE float dot_columns(const u16* out, const u16* dout, int col, int co
 }
 
 /// Which keys the queries of `t` see. All lanes call.
-template <BackwardConfig C>
+template <auto C>
 TANDEM_DEVICE tile::Visibility visibility(const BackwardParams& p, const BackwardRows& t) {
   int seqlen_k = p.rows_k;
   if constexpr (C.mask.varlen) {
@@ -64,7 +64,7 @@ TANDEM_DEVICE bool is_sinks_own(const BackwardParams& p, int head, float lse) {
 
 /// One CTA for each query block and head. Of the fields of the Config that concern masks one is read:
 /// functions.mask_function says that functions may hide all keys from a query.
-template <BackwardConfig C>
+template <auto C>
 TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
     backward_preprocess(const __grid_constant__ BackwardParams p) {
   constexpr int threads = backward_rows_threads(C);
@@ -81,7 +81,7 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   if (thread == 0 && block < (p.batch + 2) * p.heads_kv) ptx::store_global(p.tiles_added + block, 0U);
   BackwardRows t;
   if (locate_rows<C>(p, block, t)) {
-    if constexpr (C.of_sm80()) {
+    if constexpr (C.clears_sums) {
       auto* const sums =
           reinterpret_cast<ptx::Vec4*>(p.dq_sum + t.block * (C.tiling.block_m * C.tiling.head_dim_qk));
       for (int i = thread; i < C.tiling.block_m * C.tiling.head_dim_qk / 4; i += threads)

@@ -10,8 +10,8 @@
 // in global memory by atomic operations. docs/kernels/sm80-backward.md has the arithmetic.
 #pragma once
 
-#include "ops/backward/config.hpp"
 #include "ops/backward/sm80/backward_products.cuh"
+#include "ops/backward/sm80/config.hpp"
 #include "ptx/barrier.cuh"
 #include "tile/poisoned_keys.cuh"
 
@@ -19,7 +19,7 @@ namespace tandem {
 
 // ---- Consumer ----
 
-template <BackwardConfig C>
+template <Sm80BackwardConfig C>
 struct Sm80Backward : Sm80BackwardProducts<C> {
   using Base = Sm80BackwardProducts<C>;
   using Base::dout_at;
@@ -40,8 +40,6 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
   using typename Base::Shared;
   using typename Base::ValueGradient;
   using Visit = typename Sm80Visits<C>::Visit;
-  static_assert(C.of_sm80() && C.tiling.cluster == 1 && C.dq_parts == 1);
-  static_assert(!C.schedule.pingpong && !C.schedule.staggered);
 
   /// The thread's numbers are found again by who makes one: around the loop they would be in local memory.
   TANDEM_DEVICE Sm80Backward(const BackwardKernelParams<C>& params, Shared& s)
@@ -135,7 +133,7 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
 };
 
 /// A query block, whose Q and dO have come. `load_dout` starts the copy of the next block's dO.
-template <BackwardConfig C>
+template <Sm80BackwardConfig C>
 template <typename LoadDout>
 TANDEM_DEVICE void Sm80Backward<C>::step(Visit at, KeyGradient& dk, ValueGradient& dv, LoadDout load_dout) {
   static_assert(units == 1 || !C.functions.given());
@@ -162,7 +160,7 @@ TANDEM_DEVICE void Sm80Backward<C>::step(Visit at, KeyGradient& dk, ValueGradien
 }
 
 /// P^T from S^T.
-template <BackwardConfig C>
+template <Sm80BackwardConfig C>
 TANDEM_DEVICE void Sm80Backward<C>::compute_probabilities(Visit at, Kept& kept) {
   typename Base::Scores s;
   this->template multiply_scores<C.tiling.head_dim_qk>(s, shared.k, shared.q[q_at.stage]);
@@ -188,7 +186,7 @@ TANDEM_DEVICE void Sm80Backward<C>::compute_probabilities(Visit at, Kept& kept) 
 }
 
 /// dS^T from dP^T, and what captured tensors are owed.
-template <BackwardConfig C>
+template <Sm80BackwardConfig C>
 TANDEM_DEVICE void Sm80Backward<C>::compute_score_gradients(Visit at, const Kept& kept, Packed& ds) {
   typename Base::Scores dp;
   this->template multiply_scores<C.tiling.head_dim_v>(dp, shared.v, shared.dout[dout_at.stage]);
@@ -202,7 +200,7 @@ TANDEM_DEVICE void Sm80Backward<C>::compute_score_gradients(Visit at, const Kept
 }
 
 /// dV += P^T dO, of all queries of the block.
-template <BackwardConfig C>
+template <Sm80BackwardConfig C>
 TANDEM_DEVICE void Sm80Backward<C>::add_value_gradient(const Packed& p_packed, ValueGradient& dv) {
   auto& dout = shared.dout[dout_at.stage];
   if constexpr (C.halves_queries()) {
@@ -218,7 +216,7 @@ TANDEM_DEVICE void Sm80Backward<C>::add_value_gradient(const Packed& p_packed, V
 // ---- The loop over tiles ----
 
 /// Loads K, V, Q and dO of a tile's first visit, and clears keys that are not finite.
-template <BackwardConfig C>
+template <Sm80BackwardConfig C>
 TANDEM_DEVICE void begin_tile(Sm80BackwardLoader<C> loader) {
   const auto at = loader.first();
   loader.load_keys();
@@ -234,7 +232,7 @@ TANDEM_DEVICE void begin_tile(Sm80BackwardLoader<C> loader) {
 
 /// All visits of a tile. What follows from a visit is found again where it is needed, as the thread's numbers
 /// are: ptxas would keep it in local memory.
-template <BackwardConfig C>
+template <Sm80BackwardConfig C>
 TANDEM_DEVICE void compute_tile(Sm80BackwardLoader<C> loader, typename Sm80Backward<C>::KeyGradient& dk,
                                 typename Sm80Backward<C>::ValueGradient& dv) {
   auto at = loader.first();
@@ -258,7 +256,7 @@ TANDEM_DEVICE void compute_tile(Sm80BackwardLoader<C> loader, typename Sm80Backw
   }
 }
 
-template <BackwardConfig C>
+template <Sm80BackwardConfig C>
 TANDEM_DEVICE void compute_tiles(const BackwardKernelParams<C>& p, Sm80BackwardShared<C>& shared) {
   const Sm80BackwardLoader<C> loader(p, shared);
   BackwardTiles<C> tiles(p);
@@ -290,7 +288,7 @@ TANDEM_DEVICE void compute_tiles(const BackwardKernelParams<C>& p, Sm80BackwardS
 
 // ---- Entry ----
 
-template <BackwardConfig C>
+template <Sm80BackwardConfig C>
 TANDEM_KERNEL __launch_bounds__(C.threads(), 1)
     sm80_backward(const __grid_constant__ BackwardKernelParams<C> p) {
   static_assert((sizeof(Sm80BackwardShared<C>) + 1023) / 1024 * 1024 == backward_shared_bytes(C));

@@ -1,7 +1,7 @@
 // The shared storage of the main backward kernel for sm_80 and later, and how its threads fill it.
 #pragma once
 
-#include "ops/backward/config.hpp"
+#include "ops/backward/sm80/config.hpp"
 #include "tile/backward_tiles.cuh"
 #include "tile/copied_rows.cuh"
 
@@ -10,14 +10,14 @@ namespace tandem {
 // ---- Shared storage ----
 
 /// dO and dS (transposed: rows are keys), beside each other or in one place.
-template <BackwardConfig C, bool in_one = C.ds_in_dout>
+template <Sm80BackwardConfig C, bool in_one = C.ds_in_dout>
 struct Sm80ScoreTiles {
   using DoutTile = tile::SharedTile<C.tiling.block_m, C.tiling.head_dim_v>;
   using ScoreTile = tile::SharedTile<C.tiling.block_n, C.tiling.block_m>;
   DoutTile dout[C.dout_stages];
   ScoreTile ds;
 };
-template <BackwardConfig C>
+template <Sm80BackwardConfig C>
 struct Sm80ScoreTiles<C, true> {
   using DoutTile = typename Sm80ScoreTiles<C, false>::DoutTile;
   using ScoreTile = typename Sm80ScoreTiles<C, false>::ScoreTile;
@@ -28,14 +28,14 @@ struct Sm80ScoreTiles<C, true> {
 };
 
 /// What warpgroups that halve the queries pass each other.
-template <BackwardConfig C, bool halves = C.halves_queries()>
+template <Sm80BackwardConfig C, bool halves = C.halves_queries()>
 struct Sm80Exchanged {
   ptx::Vec4 exchanged[exchanged_bytes(C) / 16];
 };
-template <BackwardConfig C>
+template <Sm80BackwardConfig C>
 struct Sm80Exchanged<C, false> {};
 
-template <BackwardConfig C>
+template <Sm80BackwardConfig C>
 struct Sm80BackwardShared : Sm80ScoreTiles<C>, Sm80Exchanged<C> {
   using KTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_qk>;
   using VTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_v>;
@@ -59,7 +59,7 @@ struct Sm80BackwardShared : Sm80ScoreTiles<C>, Sm80Exchanged<C> {
 
 /// The visits of a tile: the query blocks that see it, of all query heads of its KV head. What is needed of
 /// the tile is read from shared memory in each call.
-template <BackwardConfig C>
+template <Sm80BackwardConfig C>
 struct Sm80Visits {
   const BackwardKernelParams<C>& p;
   Sm80BackwardShared<C>& shared;
@@ -113,7 +113,7 @@ struct Sm80Visits {
 
 /// Starts the copies of a tile; all threads of the CTA call. Rows past a sequence's end, and queries that see
 /// no key, become zeros.
-template <BackwardConfig C>
+template <Sm80BackwardConfig C>
 struct Sm80BackwardLoader : Sm80Visits<C> {
   using Copier = tile::RowCopier<C.threads()>;
   using typename Sm80Visits<C>::Visit;

@@ -2,15 +2,15 @@
 // how two warpgroups that halve its queries pass each other P and dS. backward.cuh has the order.
 #pragma once
 
-#include "ops/backward/config.hpp"
 #include "ops/backward/sm80/backward_loader.cuh"
+#include "ops/backward/sm80/config.hpp"
 #include "ptx/barrier.cuh"
 #include "tile/backward_scores.cuh"
 #include "tile/warp_operands.cuh"
 
 namespace tandem {
 
-template <BackwardConfig C>
+template <Sm80BackwardConfig C>
 struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   using Shared = Sm80BackwardShared<C>;
   using Base = tile::BackwardScores<C, Shared>;

@@ -291,7 +291,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__
     ptx::mbarrier_init(shared.ds_empty, C.consumers * 4);
     ptx::fence_mbarrier_init();
   }
-  ptx::sync_blocks<C.tiling.cluster>();
+  ptx::sync_blocks<C.cluster>();
 
   if (warp < 4) {
     ptx::release_registers<C.registers().producer>();
@@ -306,7 +306,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__
     Consumer(p, shared, warp / 4 - 1, static_cast<int>(ptx::thread_index()) % warpgroup_size).run();
   }
   // The other CTA may still send dS or arrive at barriers. In a dQ writer's warp one lane comes later.
-  if constexpr (C.tiling.cluster > 1) {
+  if constexpr (C.cluster > 1) {
     ptx::sync_warp();
     ptx::sync_cluster();
   }

@@ -15,7 +15,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::clear_key_tail(const BackwardTile& t) {
   };
   k().zero_rows(valid(t.first_key), among, threads);
   v().zero_rows(valid(t.first_key), among, threads);
-  if constexpr (C.tiling.cluster > 1) {
+  if constexpr (C.cluster > 1) {
     const int other = t.first_key + BackwardTiles<C>::other_keys();
     other_k().zero_rows(valid(other), among, threads);
   }

@@ -46,7 +46,7 @@ struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>> {
   /// This warpgroup's first column of dQ, as a column of K. (Of the other CTA's keys, shared memory has only
   /// the columns that this CTA computes of dQ.)
   TANDEM_DEVICE int own_k_column_at() const {
-    return BackwardTiles<C>::rank() * (C.tiling.head_dim_qk / C.tiling.cluster) + dq_column_at();
+    return BackwardTiles<C>::rank() * (C.tiling.head_dim_qk / C.cluster) + dq_column_at();
   }
 
   /// Where products are issued at three places in the code, ptxas would keep 100 shared-memory addresses for

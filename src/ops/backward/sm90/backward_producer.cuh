@@ -18,10 +18,9 @@ constexpr int kv_stages = 1;
 /// In a cluster: the other CTA's keys, of which this CTA needs the columns that it computes of dQ. Otherwise
 /// an empty base class. (As a member it would take 16 bytes and shift dQ, whose copies to global memory are
 /// slow if it does not begin at a multiple of 128 bytes: 3 to 18 % of the time.)
-template <BackwardConfig C, bool clustered = (C.tiling.cluster > 1)>
+template <BackwardConfig C, bool clustered = (C.cluster > 1)>
 struct OtherKeys {
-  using OtherKTile =
-      tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_qk / C.tiling.cluster, C.strip_qk()>;
+  using OtherKTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_qk / C.cluster, C.strip_qk()>;
   OtherKTile other_k[kv_stages];
 };
 template <BackwardConfig C>
@@ -46,7 +45,7 @@ struct BackwardShared : OtherKeys<C> {
   DoutTile dout[C.dout_stages];
   /// If warpgroups own keys: dS twice. The buffer that a warpgroup writes has been read by both, so that one
   /// barrier for each query block is enough. Otherwise dS and P, and in a cluster dS of the other CTA.
-  ScoreTile scores[C.tiling.cluster + 1];
+  ScoreTile scores[C.cluster + 1];
   alignas(128) float dq[C.consumers * C.dq_part()];
   float lse_log2[C.q_stages][C.tiling.block_m];
   float delta[C.dout_stages][C.tiling.block_m];
@@ -92,10 +91,10 @@ struct BackwardLoader {
     ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes + Shared::OtherKTile::bytes);
     const int batch = p.packed_k ? 0 : t.batch;
     shared.k[k_at.stage].load(p.k, full, t.begin_k + t.first_key, t.head_kv, batch, ptx::CacheHint::first);
-    if constexpr (C.tiling.cluster > 1) {
+    if constexpr (C.cluster > 1) {
       shared.other_k[k_at.stage].load(p.k, full, t.begin_k + t.first_key + BackwardTiles<C>::other_keys(),
                                       t.head_kv, batch, ptx::CacheHint::first,
-                                      BackwardTiles<C>::rank() * (C.tiling.head_dim_qk / C.tiling.cluster));
+                                      BackwardTiles<C>::rank() * (C.tiling.head_dim_qk / C.cluster));
     }
   }
   TANDEM_DEVICE void load_v(const BackwardTile& t) {

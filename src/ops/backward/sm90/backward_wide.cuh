@@ -81,13 +81,13 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     float dq[C.dq_columns() / 2];
     ptx::wgmma_fence();
     this->issue_dq(dq, shared.scores[0]);
-    if constexpr (C.tiling.cluster > 1) {
+    if constexpr (C.cluster > 1) {
       ptx::mbarrier_wait_other(shared.ds_full, exchange);
       this->template issue_dq<true>(dq, shared.scores[2], this->other_k(), this->dq_column_at());
     }
     ptx::wgmma_wait<0>();
     ptx::pin_registers(dq);
-    if constexpr (C.tiling.cluster > 1) {
+    if constexpr (C.cluster > 1) {
       if (thread % warp_size == 0) ptx::mbarrier_arrive_other(shared.ds_empty);
       exchange ^= 1;
     }
@@ -150,11 +150,11 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
       take_over(p_packed);
       this->score_gradients(ds_packed, p_packed, dp);
     }
-    if constexpr (C.tiling.cluster > 1) ptx::mbarrier_wait_other(shared.ds_empty, exchange ^ 1);
+    if constexpr (C.cluster > 1) ptx::mbarrier_wait_other(shared.ds_empty, exchange ^ 1);
     this->store_scores(shared.scores[0], ds_packed);
     ptx::fence_async_shared();
     ptx::named_barrier_arrive(barrier_ds_full, threads);
-    if constexpr (C.tiling.cluster > 1) send_ds();
+    if constexpr (C.cluster > 1) send_ds();
     ptx::sync_warp();  // all lanes have read delta
     this->release_dout();
     shared.q_ring.wait(q_at);
@@ -163,7 +163,7 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     ptx::wgmma_wait<0>();
     ptx::pin_registers(dk);
     this->release_q();
-    if constexpr (C.tiling.cluster == 1) ptx::named_barrier_sync(barrier_ds_own, warpgroup_size);
+    if constexpr (C.cluster == 1) ptx::named_barrier_sync(barrier_ds_own, warpgroup_size);
     make_dq(dp, [&] { begin_gradients(t, next, dp); });
   }
 

@@ -5,7 +5,7 @@
 // on them.
 #pragma once
 
-#include "ops/backward/config.hpp"
+#include "ops/backward/sm80/config.hpp"
 #include "ops/forward/sm80/config.hpp"
 #include "ptx/barrier.cuh"
 #include "tile/functions.cuh"
@@ -217,7 +217,7 @@ TANDEM_KERNEL __launch_bounds__(list_threads, 1)
 }
 
 /// Query blocks by tile of keys. One CTA for each list.
-template <BackwardConfig C>
+template <auto C>
 TANDEM_KERNEL __launch_bounds__(list_threads, 1)
     list_query_blocks(const __grid_constant__ WithFunctions<BackwardParams> p) {
   const int number = static_cast<int>(ptx::block_index());
