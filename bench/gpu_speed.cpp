@@ -265,7 +265,7 @@ class Bench {
     p_ = is_backward() ? make_problem(gradients_, Memory::present) : make_problem(args_, Memory::present);
     gpu::KernelConfig config = plan_gpu(p_).gpu->config;
     if (auto* c = std::get_if<EightBitConfig>(&config); c != nullptr && pass_ == "quantize") {
-      c->in_place = c->transpose_v = false;  // else not all is arranged before
+      c->in_place = c->transpose_v = false;
     }
     std::visit([&](auto& c) { override_config(c, words); }, config);
     if (const std::string why = objection(config); !why.empty()) invalid(why);
@@ -284,9 +284,9 @@ class Bench {
 
   template <typename Config>
   static void override_config(Config& config, Words& words) {
-    for_each_field(config, [&](const char* name, auto& field) {
+    for_each_field(config, [&](std::string_view name, auto& field) {
       using Field = std::remove_reference_t<decltype(field)>;
-      field = static_cast<Field>(take(words, name, static_cast<std::int64_t>(field)));
+      field = static_cast<Field>(take(words, std::string(name), static_cast<std::int64_t>(field)));
     });
   }
 

@@ -52,7 +52,7 @@ std::vector<Config> combinations(const Config& base, const std::vector<FieldValu
       for (const std::string& text : wanted.values) {
         Config changed = config;
         bool known = false;
-        for_each_field(changed, [&](const char* name, auto& field) {
+        for_each_field(changed, [&](std::string_view name, auto& field) {
           if (wanted.field != name) return;
           known = true;
           if (!read_field(text, field)) {

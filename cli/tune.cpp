@@ -97,11 +97,9 @@ void check(const TuneOptions& options) {
 template <typename Config>
 std::string difference(const Config& config, const Config& planned) {
   std::string text;
-  for_each_field(config, [&](const char* name, const auto& field) {
-    for_each_field(planned, [&](const char* other, const auto& otherwise) {
-      if (std::string_view(name) != other || static_cast<int>(field) == static_cast<int>(otherwise)) return;
-      text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, static_cast<int>(field));
-    });
+  for_each_field(config, planned, [&](std::string_view name, const auto& field, const auto& otherwise) {
+    if (field == otherwise) return;
+    text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, static_cast<int>(field));
   });
   return text.empty() ? "planned" : text;
 }
@@ -257,9 +255,9 @@ void add_tune(CLI::App& app, Command& chosen) {
       ->capture_default_str();
   command->add_option("--window-left", options->window_left, "Keys seen to the left of the diagonal; -1: all")
       ->capture_default_str();
-  const auto add_field = [&](const char* name, const auto&) {
-    if (command->get_option_no_throw("--" + dashed(name)) != nullptr) return;
-    const std::string field = name;
+  const auto add_field = [&](std::string_view name, const auto&) {
+    const std::string field(name);
+    if (command->get_option_no_throw("--" + dashed(field)) != nullptr) return;
     command
         ->add_option_function<std::vector<std::string>>(
             "--" + dashed(field),

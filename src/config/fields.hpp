@@ -2,8 +2,10 @@
 // hashes, explain and JSON. Host only.
 #pragma once
 
+#include <cstddef>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "ops/backward/sm80/config.hpp"
 #include "ops/cache/config.hpp"
@@ -67,327 +69,186 @@ constexpr const char* name_of(Stored type) {
   return "unknown";
 }
 
-/// "Element": a type's name, out of that of this function. GCC writes it without the namespace, Clang with
-/// it.
-template <typename T>
-constexpr std::string_view type_name() {
-  constexpr std::string_view function = __PRETTY_FUNCTION__;
-  constexpr std::size_t begin = function.find("T = ") + 4;
+/// The name that ends a template argument, out of the name of a function: "[with T = tandem::Element; ...]".
+/// GCC writes it without the namespace, Clang with it.
+constexpr std::string_view argument_name(std::string_view function) {
+  const std::size_t begin = function.find(" = ") + 3;
   const std::string_view name = function.substr(begin, function.find_first_of(";]", begin) - begin);
   return name.substr(name.rfind(':') + 1);
 }
+/// "Element"
+template <typename T>
+constexpr std::string_view type_name() {
+  return argument_name(__PRETTY_FUNCTION__);
+}
 static_assert(type_name<Element>() == "Element");
-
-template <typename T, typename U>
-concept is = std::is_same_v<std::remove_const_t<T>, U>;
+/// "head_dim_qk"
+template <auto member>
+constexpr std::string_view member_name() {
+  return argument_name(__PRETTY_FUNCTION__);
+}
+static_assert(member_name<&Tiling::head_dim_qk>() == "head_dim_qk");
 
 /// A member that has members of its own.
 template <typename T>
 concept is_part = std::is_class_v<std::remove_reference_t<T>>;
 
-// for_each_member calls f(name, member) for every member of a Config or of a part of one, in order. The
-// structured bindings stop the build when a member is missing here.
+/// The members of a Config or of a part of one, in order.
+template <auto... members>
+struct Members {
+  static constexpr std::size_t count = sizeof...(members);
 
-template <typename T, typename F>
-requires is<T, Tiling>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, heads_as_rows, f32_out] = x;
-  f("element", element);
-  f("head_dim_qk", head_dim_qk);
-  f("head_dim_v", head_dim_v);
-  f("block_m", block_m);
-  f("block_n", block_n);
-  f("heads_as_rows", heads_as_rows);
-  f("f32_out", f32_out);
+  /// Calls f(name, member...) for every member, of each of xs.
+  template <typename F, typename... T>
+  static constexpr void visit(F&& f, T&... xs) {
+    const auto each = [&]<auto member>() {
+      f(member_name<member>(), xs.*member...);
+    };
+    (each.template operator()<members>(), ...);
+  }
+};
+template <typename T>
+struct MembersOf;
+template <>
+struct MembersOf<Tiling>
+    : Members<&Tiling::element, &Tiling::head_dim_qk, &Tiling::head_dim_v, &Tiling::block_m, &Tiling::block_n,
+              &Tiling::heads_as_rows, &Tiling::f32_out> {};
+template <>
+struct MembersOf<BackwardTiling>
+    : Members<&BackwardTiling::element, &BackwardTiling::head_dim_qk, &BackwardTiling::head_dim_v,
+              &BackwardTiling::block_m, &BackwardTiling::block_n> {};
+template <>
+struct MembersOf<Mask> : Members<&Mask::causal, &Mask::local, &Mask::varlen, &Mask::by_sequence> {};
+template <>
+struct MembersOf<ForwardSchedule>
+    : Members<&ForwardSchedule::dynamic, &ForwardSchedule::specialised, &ForwardSchedule::overlap,
+              &ForwardSchedule::pingpong, &ForwardSchedule::output_late, &ForwardSchedule::finds_maxima,
+              &ForwardSchedule::split, &ForwardSchedule::invariant> {};
+template <>
+struct MembersOf<EightBitSchedule>
+    : Members<&EightBitSchedule::dynamic, &EightBitSchedule::overlap, &EightBitSchedule::pingpong> {};
+template <>
+struct MembersOf<BackwardSchedule>
+    : Members<&BackwardSchedule::pingpong, &BackwardSchedule::staggered, &BackwardSchedule::deterministic> {};
+template <>
+struct MembersOf<Functions> : Members<&Functions::digest, &Functions::score_function,
+                                      &Functions::mask_function, &Functions::block_lists, &Functions::dropout,
+                                      &Functions::dropout_places, &Functions::captured_gradients> {};
+template <>
+struct MembersOf<ForwardConfig>
+    : Members<&ForwardConfig::tiling, &ForwardConfig::stages, &ForwardConfig::q_stages, &ForwardConfig::mask,
+              &ForwardConfig::keys, &ForwardConfig::transform, &ForwardConfig::schedule,
+              &ForwardConfig::key_type, &ForwardConfig::row_scales, &ForwardConfig::functions> {};
+template <>
+struct MembersOf<Sm80ForwardSchedule>
+    : Members<&Sm80ForwardSchedule::split, &Sm80ForwardSchedule::invariant> {};
+template <>
+struct MembersOf<Sm80ForwardConfig>
+    : Members<&Sm80ForwardConfig::tiling, &Sm80ForwardConfig::stages, &Sm80ForwardConfig::mask,
+              &Sm80ForwardConfig::keys, &Sm80ForwardConfig::transform, &Sm80ForwardConfig::schedule,
+              &Sm80ForwardConfig::functions> {};
+template <>
+struct MembersOf<DecodeSchedule> : Members<&DecodeSchedule::split> {};
+template <>
+struct MembersOf<DecodeConfig>
+    : Members<&DecodeConfig::tiling, &DecodeConfig::stages, &DecodeConfig::q_stages, &DecodeConfig::mask,
+              &DecodeConfig::keys, &DecodeConfig::transform, &DecodeConfig::schedule, &DecodeConfig::key_type,
+              &DecodeConfig::row_scales> {};
+template <>
+struct MembersOf<LatentSchedule>
+    : Members<&LatentSchedule::dynamic, &LatentSchedule::split, &LatentSchedule::invariant> {};
+template <>
+struct MembersOf<LatentConfig>
+    : Members<&LatentConfig::tiling, &LatentConfig::stages, &LatentConfig::q_stages, &LatentConfig::mask,
+              &LatentConfig::keys, &LatentConfig::transform, &LatentConfig::schedule, &LatentConfig::v_in_k,
+              &LatentConfig::pairs> {};
+template <>
+struct MembersOf<CombineConfig> : Members<&CombineConfig::tiling, &CombineConfig::keys,
+                                          &CombineConfig::invariant, &CombineConfig::pairs> {};
+template <>
+struct MembersOf<BackwardConfig>
+    : Members<&BackwardConfig::tiling, &BackwardConfig::cluster, &BackwardConfig::q_stages,
+              &BackwardConfig::dout_stages, &BackwardConfig::dq_parts, &BackwardConfig::mask,
+              &BackwardConfig::softcap, &BackwardConfig::schedule, &BackwardConfig::f32_dq,
+              &BackwardConfig::f32_dk_dv, &BackwardConfig::functions> {};
+template <>
+struct MembersOf<Sm80BackwardSchedule> : Members<&Sm80BackwardSchedule::deterministic> {};
+template <>
+struct MembersOf<Sm80BackwardConfig>
+    : Members<&Sm80BackwardConfig::tiling, &Sm80BackwardConfig::q_stages, &Sm80BackwardConfig::dout_stages,
+              &Sm80BackwardConfig::mask, &Sm80BackwardConfig::softcap, &Sm80BackwardConfig::schedule,
+              &Sm80BackwardConfig::ds_in_dout, &Sm80BackwardConfig::halved, &Sm80BackwardConfig::f32_dq,
+              &Sm80BackwardConfig::f32_dk_dv, &Sm80BackwardConfig::functions> {};
+template <>
+struct MembersOf<EightBitConfig>
+    : Members<&EightBitConfig::tiling, &EightBitConfig::qk, &EightBitConfig::pv, &EightBitConfig::stages,
+              &EightBitConfig::q_stages, &EightBitConfig::mask, &EightBitConfig::row_scales,
+              &EightBitConfig::v_row_scales, &EightBitConfig::rotated_v, &EightBitConfig::parts,
+              &EightBitConfig::linear_exp2, &EightBitConfig::in_place, &EightBitConfig::transpose_v, &EightBitConfig::softcap,
+              &EightBitConfig::schedule> {};
+template <>
+struct MembersOf<PackConfig> : Members<&PackConfig::paired, &PackConfig::widens, &PackConfig::element> {};
+template <>
+struct MembersOf<AppendConfig>
+    : Members<&AppendConfig::from, &AppendConfig::to, &AppendConfig::rotary, &AppendConfig::interleaved,
+              &AppendConfig::f32_tables, &AppendConfig::vectors, &AppendConfig::finds_scales> {};
+template <>
+struct MembersOf<MergeConfig> : Members<&MergeConfig::from, &MergeConfig::to, &MergeConfig::vectors> {};
+template <>
+struct MembersOf<QuantizeConfig>
+    : Members<&QuantizeConfig::element, &QuantizeConfig::head_dim_qk, &QuantizeConfig::head_dim_v,
+              &QuantizeConfig::qk, &QuantizeConfig::pv, &QuantizeConfig::qk_scales, &QuantizeConfig::v_scales,
+              &QuantizeConfig::rotate_qk, &QuantizeConfig::rotate_v, &QuantizeConfig::smooth_k,
+              &QuantizeConfig::rotary, &QuantizeConfig::interleaved, &QuantizeConfig::varlen,
+              &QuantizeConfig::vectors> {};
+
+/// Whether T is an aggregate with so many members: what can be initialised with so many values, and no more.
+struct AnyValue {
+  template <typename T>
+  constexpr operator T() const;
+};
+template <typename T, std::size_t... n>
+constexpr bool takes_values(std::index_sequence<n...> /*count*/) {
+  return requires {
+    T{(static_cast<void>(n), AnyValue{})...};
+  };
 }
+template <typename T, std::size_t count>
+constexpr bool has_members = takes_values<T>(std::make_index_sequence<count>()) &&
+                             !takes_values<T>(std::make_index_sequence<count + 1>());
 
+/// Calls f(name, member) for every member of a Config or of a part of one, in order.
 template <typename T, typename F>
-requires is<T, BackwardTiling>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [element, head_dim_qk, head_dim_v, block_m, block_n] = x;
-  f("element", element);
-  f("head_dim_qk", head_dim_qk);
-  f("head_dim_v", head_dim_v);
-  f("block_m", block_m);
-  f("block_n", block_n);
-}
-
-template <typename T, typename F>
-requires is<T, Mask>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [causal, local, varlen, by_sequence] = x;
-  f("causal", causal);
-  f("local", local);
-  f("varlen", varlen);
-  f("by_sequence", by_sequence);
-}
-
-template <typename T, typename F>
-requires is<T, ForwardSchedule>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [dynamic, specialised, overlap, pingpong, output_late, finds_maxima, split, invariant] = x;
-  f("dynamic", dynamic);
-  f("specialised", specialised);
-  f("overlap", overlap);
-  f("pingpong", pingpong);
-  f("output_late", output_late);
-  f("finds_maxima", finds_maxima);
-  f("split", split);
-  f("invariant", invariant);
-}
-
-template <typename T, typename F>
-requires is<T, EightBitSchedule>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [dynamic, overlap, pingpong] = x;
-  f("dynamic", dynamic);
-  f("overlap", overlap);
-  f("pingpong", pingpong);
-}
-
-template <typename T, typename F>
-requires is<T, BackwardSchedule>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [pingpong, staggered, deterministic] = x;
-  f("pingpong", pingpong);
-  f("staggered", staggered);
-  f("deterministic", deterministic);
-}
-
-template <typename T, typename F>
-requires is<T, Functions>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [digest, score_function, mask_function, block_lists, dropout, dropout_places, captured_gradients] = x;
-  f("digest", digest);
-  f("score_function", score_function);
-  f("mask_function", mask_function);
-  f("block_lists", block_lists);
-  f("dropout", dropout);
-  f("dropout_places", dropout_places);
-  f("captured_gradients", captured_gradients);
-}
-
-template <typename T, typename F>
-requires is<T, ForwardConfig>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, key_type, row_scales, functions] = x;
-  f("tiling", tiling);
-  f("stages", stages);
-  f("q_stages", q_stages);
-  f("mask", mask);
-  f("keys", keys);
-  f("transform", transform);
-  f("schedule", schedule);
-  f("key_type", key_type);
-  f("row_scales", row_scales);
-  f("functions", functions);
-}
-
-template <typename T, typename F>
-requires is<T, Sm80ForwardSchedule>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [split, invariant] = x;
-  f("split", split);
-  f("invariant", invariant);
-}
-
-template <typename T, typename F>
-requires is<T, Sm80ForwardConfig>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, stages, mask, keys, transform, schedule, functions] = x;
-  f("tiling", tiling);
-  f("stages", stages);
-  f("mask", mask);
-  f("keys", keys);
-  f("transform", transform);
-  f("schedule", schedule);
-  f("functions", functions);
-}
-
-template <typename T, typename F>
-requires is<T, DecodeSchedule>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [split] = x;
-  f("split", split);
-}
-
-template <typename T, typename F>
-requires is<T, DecodeConfig>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, key_type, row_scales] = x;
-  f("tiling", tiling);
-  f("stages", stages);
-  f("q_stages", q_stages);
-  f("mask", mask);
-  f("keys", keys);
-  f("transform", transform);
-  f("schedule", schedule);
-  f("key_type", key_type);
-  f("row_scales", row_scales);
-}
-
-template <typename T, typename F>
-requires is<T, LatentSchedule>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [dynamic, split, invariant] = x;
-  f("dynamic", dynamic);
-  f("split", split);
-  f("invariant", invariant);
-}
-
-template <typename T, typename F>
-requires is<T, LatentConfig>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, v_in_k, pairs] = x;
-  f("tiling", tiling);
-  f("stages", stages);
-  f("q_stages", q_stages);
-  f("mask", mask);
-  f("keys", keys);
-  f("transform", transform);
-  f("schedule", schedule);
-  f("v_in_k", v_in_k);
-  f("pairs", pairs);
-}
-
-template <typename T, typename F>
-requires is<T, CombineConfig>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, keys, invariant, pairs] = x;
-  f("tiling", tiling);
-  f("keys", keys);
-  f("invariant", invariant);
-  f("pairs", pairs);
-}
-
-template <typename T, typename F>
-requires is<T, BackwardConfig>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, cluster, q_stages, dout_stages, dq_parts, mask, softcap, schedule, f32_dq, f32_dk_dv,
-         functions] = x;
-  f("tiling", tiling);
-  f("cluster", cluster);
-  f("q_stages", q_stages);
-  f("dout_stages", dout_stages);
-  f("dq_parts", dq_parts);
-  f("mask", mask);
-  f("softcap", softcap);
-  f("schedule", schedule);
-  f("f32_dq", f32_dq);
-  f("f32_dk_dv", f32_dk_dv);
-  f("functions", functions);
-}
-
-template <typename T, typename F>
-requires is<T, Sm80BackwardSchedule>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [deterministic] = x;
-  f("deterministic", deterministic);
-}
-
-template <typename T, typename F>
-requires is<T, Sm80BackwardConfig>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, q_stages, dout_stages, mask, softcap, schedule, ds_in_dout, halved, f32_dq, f32_dk_dv,
-         functions] = x;
-  f("tiling", tiling);
-  f("q_stages", q_stages);
-  f("dout_stages", dout_stages);
-  f("mask", mask);
-  f("softcap", softcap);
-  f("schedule", schedule);
-  f("ds_in_dout", ds_in_dout);
-  f("halved", halved);
-  f("f32_dq", f32_dq);
-  f("f32_dk_dv", f32_dk_dv);
-  f("functions", functions);
-}
-
-template <typename T, typename F>
-requires is<T, EightBitConfig>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, qk, pv, stages, q_stages, mask, row_scales, v_row_scales, rotated_v, parts, linear_exp2,
-         in_place, transpose_v, softcap, schedule] = x;
-  f("tiling", tiling);
-  f("qk", qk);
-  f("pv", pv);
-  f("stages", stages);
-  f("q_stages", q_stages);
-  f("mask", mask);
-  f("row_scales", row_scales);
-  f("v_row_scales", v_row_scales);
-  f("rotated_v", rotated_v);
-  f("parts", parts);
-  f("linear_exp2", linear_exp2);
-  f("in_place", in_place);
-  f("transpose_v", transpose_v);
-  f("softcap", softcap);
-  f("schedule", schedule);
-}
-
-template <typename T, typename F>
-requires is<T, PackConfig>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [paired, widens, element] = x;
-  f("paired", paired);
-  f("widens", widens);
-  f("element", element);
-}
-
-template <typename T, typename F>
-requires is<T, AppendConfig>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [from, to, rotary, interleaved, f32_tables, vectors, finds_scales] = x;
-  f("from", from);
-  f("to", to);
-  f("rotary", rotary);
-  f("interleaved", interleaved);
-  f("f32_tables", f32_tables);
-  f("vectors", vectors);
-  f("finds_scales", finds_scales);
-}
-
-template <typename T, typename F>
-requires is<T, MergeConfig>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [from, to, vectors] = x;
-  f("from", from);
-  f("to", to);
-  f("vectors", vectors);
-}
-
-template <typename T, typename F>
-requires is<T, QuantizeConfig>
-constexpr void for_each_member(T& x, F&& f) {
-  auto& [element, head_dim_qk, head_dim_v, qk, pv, qk_scales, v_scales, rotate_qk, rotate_v, smooth_k, rotary,
-         interleaved, varlen, vectors] = x;
-  f("element", element);
-  f("head_dim_qk", head_dim_qk);
-  f("head_dim_v", head_dim_v);
-  f("qk", qk);
-  f("pv", pv);
-  f("qk_scales", qk_scales);
-  f("v_scales", v_scales);
-  f("rotate_qk", rotate_qk);
-  f("rotate_v", rotate_v);
-  f("smooth_k", smooth_k);
-  f("rotary", rotary);
-  f("interleaved", interleaved);
-  f("varlen", varlen);
-  f("vectors", vectors);
+  using All = MembersOf<std::remove_const_t<T>>;
+  static_assert(has_members<std::remove_const_t<T>, All::count>, "a member is missing in MembersOf");
+  All::visit(f, x);
 }
 
 /// Calls f(name, field) for every field of a Config, those of its parts included, in order. No two fields of
 /// a Config have the same name.
 template <typename Config, typename F>
 constexpr void for_each_field(Config& config, F&& f) {
-  for_each_member(config, [&](const char* name, auto& member) {
+  for_each_member(config, [&](std::string_view name, auto& member) {
     if constexpr (is_part<decltype(member)>) {
       for_each_field(member, f);
     } else {
       f(name, member);
     }
   });
+}
+
+/// Calls f(name, field, other's field) for every field of two Configs, in order.
+template <typename Config, typename F>
+constexpr void for_each_field(const Config& config, const Config& other, F&& f) {
+  const auto each = [&](std::string_view name, const auto& member, const auto& others) {
+    if constexpr (is_part<decltype(member)>) {
+      for_each_field(member, others, f);
+    } else {
+      f(name, member, others);
+    }
+  };
+  MembersOf<Config>::visit(each, config, other);
 }
 
 }  // namespace tandem

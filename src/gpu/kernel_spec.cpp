@@ -25,7 +25,7 @@ template <typename Config>
 std::string aggregate(const Config& config) {
   std::string text = fmt::format("tandem::{}{{", type_name<Config>());
   const char* separator = "";
-  for_each_member(config, [&](const char* name, const auto& member) {
+  for_each_member(config, [&](std::string_view name, const auto& member) {
     text += fmt::format("{}.{} = ", separator, name);
     if constexpr (is_part<decltype(member)>) {
       text += aggregate(member);

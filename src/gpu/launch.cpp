@@ -29,7 +29,7 @@ struct Hash {
     auto h = static_cast<std::uint64_t>(key.device) << 8 | reinterpret_cast<std::uintptr_t>(key.kernel);
     std::visit(
         [&h](const auto& config) {
-          for_each_field(config, [&h](const char* /*name*/, auto value) {
+          for_each_field(config, [&h](std::string_view /*name*/, auto value) {
             h = (h ^ static_cast<std::uint64_t>(value)) * 0x9e3779b97f4a7c15U;
             h ^= h >> 32;
           });

@@ -67,14 +67,10 @@ std::string describe(const Config& config) {
       return fmt::format("{}", field);
     }
   };
-  for_each_field(config, [&](const char* name, const auto& field) {
-    const bool shape =
-        std::string_view(name).starts_with("head_dim") || std::string_view(name).starts_with("block");
-    bool is_default = false;
-    for_each_field(defaults, [&](const char* other, const auto& otherwise) {
-      if (std::string_view(name) == other) is_default = value(field) == value(otherwise);
-    });
-    if (shape || !is_default) text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, value(field));
+  for_each_field(config, defaults, [&](std::string_view name, const auto& field, const auto& otherwise) {
+    const bool shape = name.starts_with("head_dim") || name.starts_with("block");
+    if (shape || field != otherwise)
+      text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, value(field));
   });
   return text;
 }
