@@ -15,7 +15,7 @@
 //                          precision=fp8 strict=0 (forward) times the call with the quantiser in it;
 //   problem pass=quantize precision=fp8 ...  the quantiser alone -> {"bytes": read and written, ...}
 //                          quantized=1: q, k and v are 8-bit already; the same pass arranges all of them
-//                          (in a whole call in_place=1 arranges V alone, transpose_v=1 nothing)
+//                          (in a whole call arranged=1 arranges V alone, arranged=2 nothing)
 //   problem pass=quantized precision=fp8 ... the 8-bit attention kernel alone
 //   round MILLISECONDS     runs for about that long -> {"us": mean time of a call, "calls": n}
 //
@@ -265,7 +265,7 @@ class Bench {
     p_ = is_backward() ? make_problem(gradients_, Memory::present) : make_problem(args_, Memory::present);
     gpu::KernelConfig config = plan_gpu(p_).gpu->config;
     if (auto* c = std::get_if<EightBitConfig>(&config); c != nullptr && pass_ == "quantize") {
-      c->in_place = c->transpose_v = false;
+      c->arranged = Arranged::all;
     }
     std::visit([&](auto& c) { override_config(c, words); }, config);
     if (const std::string why = objection(config); !why.empty()) invalid(why);

@@ -39,6 +39,14 @@ constexpr const char* name_of(OperandType type) {
   }
   return "unknown";
 }
+constexpr const char* name_of(Arranged arranged) {
+  switch (arranged) {
+    case Arranged::all: return "all";
+    case Arranged::values: return "values";
+    case Arranged::none: return "none";
+  }
+  return "unknown";
+}
 constexpr const char* name_of(ScaleGroup group) {
   switch (group) {
     case ScaleGroup::tensor: return "tensor";
@@ -184,7 +192,7 @@ struct MembersOf<EightBitConfig>
     : Members<&EightBitConfig::tiling, &EightBitConfig::qk, &EightBitConfig::pv, &EightBitConfig::stages,
               &EightBitConfig::q_stages, &EightBitConfig::mask, &EightBitConfig::row_scales,
               &EightBitConfig::v_row_scales, &EightBitConfig::rotated_v, &EightBitConfig::parts,
-              &EightBitConfig::linear_exp2, &EightBitConfig::in_place, &EightBitConfig::transpose_v, &EightBitConfig::softcap,
+              &EightBitConfig::linear_exp2, &EightBitConfig::arranged, &EightBitConfig::softcap,
               &EightBitConfig::schedule> {};
 template <>
 struct MembersOf<PackConfig> : Members<&PackConfig::paired, &PackConfig::widens, &PackConfig::element> {};

@@ -171,13 +171,13 @@ void add_eight_bit(Steps& steps, const EightBitConfig& config, const QuantizeCon
   steps.config = config;
   const std::int64_t tiles = gpu::forward_tile_count(steps.problem, config.tiling);
   if (tiles == 0) return;
-  if (config.transpose_v) {
+  if (config.transposes_v()) {
     steps.workspace.take_counters(sizeof(unsigned int));
   } else {
-    steps.workspace = gpu::quantized_workspace(steps.problem, steps.recipe, config.in_place);
+    steps.workspace = gpu::quantized_workspace(steps.problem, steps.recipe, config.in_place());
   }
   steps.maps = gpu::eight_bit_maps(steps.problem, config);
-  const bool quantized = !config.transpose_v && add_quantizer(steps, quantizer, config.in_place);
+  const bool quantized = !config.transposes_v() && add_quantizer(steps, quantizer, config.in_place());
   steps.list.add({.kernel = &kernels::eight_bit_forward,
                   .config = config,
                   .grid = persistent_grid(tiles, steps),

@@ -281,7 +281,7 @@ class QuantizedInputInPlace : public GpuTest,
     harness::quantize_inputs(call, DType::e4m3, c.packed_k ? Granularity::tensor : Granularity::block);
     for (Box* scales : {&call.q_scale, &call.k_scale, &call.v_scale}) scales->set(0, -scales->get(0));
     const Problem p = make_problem(call.forward_args());
-    EXPECT_EQ(choose_eight_bit_config(CallFacts(p), recipe_of(p)).in_place, in_place);
+    EXPECT_EQ(choose_eight_bit_config(CallFacts(p), recipe_of(p)).in_place(), in_place);
     call.prepare(Pass::forward);
     GpuRunner runner;
     runner.forward(call);

@@ -71,13 +71,13 @@ TEST(EightBitPlan, ReadsQuantizedValuesWhereTheyAreIfTmaCan) {
     for (const bool causal : {false, true}) {
       const EightBitConfig c = choose(quantized_problem(head_dim, causal));
       ASSERT_EQ(eight_bit_objection(c), "") << head_dim << " " << causal;
-      ASSERT_TRUE(c.transpose_v) << head_dim << " " << causal;
+      ASSERT_TRUE(c.transposes_v()) << head_dim << " " << causal;
     }
   }
   const auto transposes = [](auto change) {
     Problem p = quantized_problem(128, false);
     change(p);
-    return choose(p).transpose_v;
+    return choose(p).transposes_v();
   };
   EXPECT_FALSE(transposes([](Problem& p) { p.v.row_stride = 264; }));
   EXPECT_FALSE(transposes([](Problem& p) { p.q.data = static_cast<char*>(p.q.data) + 8; }));
@@ -87,12 +87,12 @@ TEST(EightBitPlan, ReadsQuantizedValuesWhereTheyAreIfTmaCan) {
   // Where many tiles of queries would transpose V again it is arranged once; Q and K are read where they are.
   Problem many = quantized_problem(128, false);
   many.rows_q = many.rows_k = 16384;
-  EXPECT_FALSE(choose(many).transpose_v);
-  EXPECT_TRUE(choose(many).in_place);
+  EXPECT_FALSE(choose(many).transposes_v());
+  EXPECT_TRUE(choose(many).in_place());
   many.v.row_stride = 264;
-  EXPECT_TRUE(choose(many).in_place);
+  EXPECT_TRUE(choose(many).in_place());
   many.k.row_stride = 264;
-  EXPECT_FALSE(choose(many).in_place);
+  EXPECT_FALSE(choose(many).in_place());
   EXPECT_TRUE(transposes([](Problem& p) {
     p.rows_q = 1;
     p.rows_k = 16384;
@@ -151,10 +151,16 @@ TEST(EightBitPlan, ObjectionsNameTheRule) {
               c.linear_exp2 = true;
             }),
             "linear_exp2 takes P in e4m3 and scales of V by block");
-  EXPECT_EQ(objection([](EightBitConfig& c) { c.in_place = c.transpose_v = c.rotated_v = true; }),
-            "transpose_v takes V as it is, not rotated");
-  EXPECT_EQ(objection([](EightBitConfig& c) { c.in_place = c.row_scales = true; }),
-            "in_place takes e4m3 and scales by block or larger: others are arranged before");
+  EXPECT_EQ(objection([](EightBitConfig& c) {
+              c.arranged = Arranged::none;
+              c.rotated_v = true;
+            }),
+            "V that is transposed in shared memory is not rotated");
+  EXPECT_EQ(objection([](EightBitConfig& c) {
+              c.arranged = Arranged::values;
+              c.row_scales = true;
+            }),
+            "values in place are e4m3, with scales by block or larger: others are arranged before");
   EXPECT_EQ(objection([](EightBitConfig& c) { c.stages = 8; }),
             "needs 287744 bytes of shared memory, a block has 232448");
 }

@@ -16,6 +16,11 @@ struct EightBitSchedule {
   constexpr bool operator==(const EightBitSchedule&) const = default;
 };
 
+/// What is arranged in the workspace before the kernel reads it, which takes the signs of its scales. `all`:
+/// Q, K and V. `values`: V alone; Q, K and all scales are the caller's and read where they are (e4m3, scales
+/// by block). `none`: V is read where it is, too, and transposed in shared memory.
+enum class Arranged : int { all, values, none };
+
 /// Everything that specialises the 8-bit forward kernel.
 struct EightBitConfig {
   Tiling tiling{};  ///< head dimensions: multiples of 32; block_n: quant_block, so that a block has one scale
@@ -24,23 +29,21 @@ struct EightBitConfig {
   int stages = 2;    ///< K tiles, and V tiles, in flight
   int q_stages = 1;  ///< 2: the next tile's Q comes in while this tile's is still read
   Mask mask{};
-  bool row_scales = false;    ///< of Q and K: one a row; else one a block (or a larger group)
-  bool v_row_scales = false;  ///< of V: one a row, which multiplies P
+  bool row_scales = false;    ///< Q and K have one a row; else one a block (or a larger group)
+  bool v_row_scales = false;  ///< V has one a row, which multiplies P
   bool rotated_v = false;     ///< V is rotated (Hadamard), which is undone on the rows of O
   int parts = 2;              ///< P V is computed and promoted by so many column ranges of V, in sequence
 
   /// Half of P's exponentials are linear within an octave (takes_linear_exp2; e4m3, scales by block).
   bool linear_exp2 = false;
 
-  /// Q, K and all scales are the caller's and read where they are (e4m3, scales by block). V is arranged
-  /// before, which takes the signs of its scales.
-  bool in_place = false;
-  bool transpose_v = false;  ///< with in_place: V is read where it is too, and transposed in shared memory
-
+  Arranged arranged = Arranged::all;
   bool softcap = false;  ///< scores are capped before the mask
   EightBitSchedule schedule{};
 
   constexpr bool operator==(const EightBitConfig&) const = default;
+  [[nodiscard]] constexpr bool in_place() const { return arranged != Arranged::all; }
+  [[nodiscard]] constexpr bool transposes_v() const { return arranged == Arranged::none; }
   [[nodiscard]] constexpr int consumers() const { return tiling.block_m / 64; }
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers()); }
@@ -84,15 +87,15 @@ constexpr int eight_bit_shared_bytes(const EightBitConfig& c) {
   const int scales = 4 * quant_block * c.stages * ((c.row_scales ? 1 : 0) + (c.v_row_scales ? 1 : 0));
   const int block_scales = 8 * c.stages;
   const int rows_of_v =
-      c.transpose_v ? rows_of_v_stages * quant_block * byte_tile_columns(c.tiling.head_dim_v) : 0;
+      c.transposes_v() ? rows_of_v_stages * quant_block * byte_tile_columns(c.tiling.head_dim_v) : 0;
   const int barriers =
-      16 * (2 * c.stages + c.q_stages * c.consumers() + (c.transpose_v ? rows_of_v_stages : 0));
+      16 * (2 * c.stages + c.q_stages * c.consumers() + (c.transposes_v() ? rows_of_v_stages : 0));
   return (q_tiles + kv_tiles + rows_of_v + scales + block_scales + barriers + 40 + 1023) / 1024 * 1024;
 }
 
 /// What the 8-bit forward kernel is launched with. In `forward`, q, k and v are maps of quantized values: q
 /// and k with dimensions (head_dim, rows, heads, batch), v with (padded keys, head_dim_v, heads, batch);
-/// scale is not negative. With in_place q and k are as the caller has them, with transpose_v v too,
+/// scale is not negative. In place q and k are as the caller has them, with transposes_v() v too,
 /// (head_dim, rows, heads, batch), and so are the scales: null data stands for 1, and any of them may be
 /// negative, the softmax's too.
 struct EightBitParams {
@@ -101,7 +104,7 @@ struct EightBitParams {
   ScaleArray k_scales;
   ScaleArray v_scales;
   ScaleArray shift;   ///< null data: none
-  int q_scale_heads;  ///< query heads that share one of q's (in_place)
+  int q_scale_heads;  ///< query heads that share one of q's (in place)
 };
 
 }  // namespace tandem

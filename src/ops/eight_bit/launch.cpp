@@ -69,7 +69,7 @@ QuantizedScales quantized_scales(const Recipe& recipe, const Workspace& workspac
 
 bool can_read_quantized(const Problem& problem, const EightBitConfig& config) {
   return std::ranges::all_of(forward_loaded_tensors, [&](Loaded which) {
-    return (which == Loaded::v && !config.transpose_v) || tma_can_read(caller_map(problem, config, which));
+    return (which == Loaded::v && !config.transposes_v()) || tma_can_read(caller_map(problem, config, which));
   });
 }
 
@@ -78,7 +78,7 @@ LoadedMaps eight_bit_maps(const Problem& p, const EightBitConfig& config) {
   const QuantizedAxes q = query_axes(p);
   const QuantizedAxes k = key_axes(p);
   const auto rows_map = [&](Loaded which, Region region, const QuantizedAxes& axes, int box_rows) {
-    return config.in_place
+    return config.in_place()
                ? LoadedMap{.spec = caller_map(p, config, which)}
                : quantized_map(region, axes, p.head_dim_qk, quantized_pitch(p.head_dim_qk), axes.rows,
                                axes.rows, byte_strip_columns(config.tiling.head_dim_qk), box_rows,
@@ -88,7 +88,7 @@ LoadedMaps eight_bit_maps(const Problem& p, const EightBitConfig& config) {
   maps[index_of(Loaded::k)] = rows_map(Loaded::k, Region::k_quantized, k, quant_block);
   const std::int64_t padded_keys = k.blocks * quant_block;
   maps[index_of(Loaded::v)] =
-      config.transpose_v
+      config.transposes_v()
           ? LoadedMap{.spec = caller_map(p, config, Loaded::v)}
           : quantized_map(Region::v_quantized, k, padded_keys, padded_keys, p.head_dim_v,
                           quantized_pitch(p.head_dim_v), quant_block, config.tiling.head_dim_v, p.out.data);
@@ -124,7 +124,7 @@ void fill_eight_bit_forward(StepParams& call, const Step& /*step*/) {
   const Steps& steps = call.steps();
   const auto& config = std::get<EightBitConfig>(steps.config);
   call.fill([&] {
-    if (config.in_place) {
+    if (config.in_place()) {
       return make_caller_params(call.problem(), config, call.maps(), call.encode(), steps.multiprocessors,
                                 call.tile_counter());
     }

@@ -147,10 +147,10 @@ EightBitConfig with_callers_values(const EightBitConfig& c, const Problem& p) {
     return eight_bit_objection(with).empty() && gpu::can_read_quantized(p, with);
   };
   EightBitConfig in_place = c;
-  in_place.in_place = true;
+  in_place.arranged = Arranged::values;
   if (!can_read(in_place)) return c;
-  EightBitConfig transposing = in_place;
-  transposing.transpose_v = true;
+  EightBitConfig transposing = c;
+  transposing.arranged = Arranged::none;
   return is_few_keys(p, c.tiling.head_dim_v) && can_read(transposing) ? transposing : in_place;
 }
 
@@ -181,12 +181,11 @@ std::string eight_bit_objection(const EightBitConfig& c) {
     return fmt::format("needs {} bytes of shared memory, a block has {}", eight_bit_shared_bytes(c),
                        hopper_shared_bytes_per_sm - reserved_shared_bytes);
   }
-  if (c.in_place &&
+  if (c.in_place() &&
       (c.qk != OperandType::e4m3 || c.pv != OperandType::e4m3 || c.row_scales || c.v_row_scales)) {
-    return "in_place takes e4m3 and scales by block or larger: others are arranged before";
+    return "values in place are e4m3, with scales by block or larger: others are arranged before";
   }
-  if (c.transpose_v && !c.in_place) return "transpose_v takes in_place: q and k as they are too";
-  if (c.transpose_v && c.rotated_v) return "transpose_v takes V as it is, not rotated";
+  if (c.transposes_v() && c.rotated_v) return "V that is transposed in shared memory is not rotated";
   if (c.linear_exp2 && (c.pv != OperandType::e4m3 || !c.lazy_rescaling())) {
     return "linear_exp2 takes P in e4m3 and scales of V by block";
   }
@@ -195,7 +194,7 @@ std::string eight_bit_objection(const EightBitConfig& c) {
 
 int eight_bit_local_bytes_allowed(const EightBitConfig& c) {
   const bool int8 = c.pv == OperandType::s8;
-  const int signs = c.in_place && c.mask.causal && c.mask.varlen && c.tiling.head_dim_v <= 128 ? 12 : 0;
+  const int signs = c.in_place() && c.mask.causal && c.mask.varlen && c.tiling.head_dim_v <= 128 ? 12 : 0;
   if (c.tiling.head_dim_v <= 64) return int8 || !c.mask.varlen ? 0 : (c.mask.causal ? 160 : 8) + signs;
   if (!int8) return signs;
   if (c.tiling.head_dim_v <= 128) return !c.mask.causal ? 0 : c.mask.varlen ? 44 : 24;
@@ -228,12 +227,12 @@ std::vector<std::string> explain_eight_bit(const Problem& problem, const Recipe&
                                            const EightBitConfig& c) {
   const EightBitTileLine& tile =
       tile_for(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local);
-  const char* before = c.transpose_v                ? ""
+  const char* before = c.transposes_v()             ? ""
                        : problem.quantized_inputs() ? "arrange_quantized and "
                        : recipe.smooth_k            ? "mean_of_keys, quantize and "
                                                     : "quantize and ";
-  const char* quantized = c.transpose_v ? "are read where they are, V's transposed in shared memory"
-                          : c.in_place  ? "are read where they are, V's copied with its keys contiguous"
+  const char* quantized = c.transposes_v() ? "are read where they are, V's transposed in shared memory"
+                          : c.in_place()   ? "are read where they are, V's copied with its keys contiguous"
                           : problem.quantized_inputs() ? "are copied into the layout that the kernel reads"
                                                        : "are found from 16-bit tensors";
   return {

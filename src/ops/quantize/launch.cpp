@@ -200,7 +200,7 @@ void fill_quantize(StepParams& call, const Step& /*step*/) {
 }
 
 void fill_arrange_quantized(StepParams& call, const Step& /*step*/) {
-  const bool values_alone = std::get<EightBitConfig>(call.steps().config).in_place;
+  const bool values_alone = std::get<EightBitConfig>(call.steps().config).in_place();
   call.fill([&] { return make_arrange_params(call.problem(), params_of(call, values_alone)); });
 }
 

@@ -25,11 +25,11 @@ using harness::Call;
 using harness::Case;
 
 constexpr EightBitConfig in_place(EightBitConfig c) {
-  c.in_place = true;
+  c.arranged = Arranged::values;
   return c;
 }
 constexpr EightBitConfig transposing(EightBitConfig c) {
-  c.in_place = c.transpose_v = true;
+  c.arranged = Arranged::none;
   return c;
 }
 

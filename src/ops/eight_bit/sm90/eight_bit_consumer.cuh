@@ -29,7 +29,7 @@ struct EightBitConsumer {
   static constexpr int scores = quant_block / 2;
   static constexpr int outputs = C.tiling.head_dim_v / 2;
   static constexpr int part_outputs = C.part_columns() / 2;
-  static constexpr int words = scores / 4;  ///< of packed P
+  static constexpr int words = scores / 4;  ///< words of packed P
   static constexpr Bytes score_bytes = C.qk == OperandType::e4m3 ? Bytes::e4m3 : Bytes::s8;
   static constexpr Bytes output_bytes = C.pv == OperandType::e4m3 ? Bytes::e4m3
                                         : C.v_has_zero_point()    ? Bytes::u8_u8
@@ -49,11 +49,11 @@ struct EightBitConsumer {
   typename tile::Ring<C.q_stages>::Position q_at;
   tile::Output<C.tiling> output;
   tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic> tiles;
-  // Of the tile that is being computed:
+  // What belongs to the tile that is computed:
   static constexpr int units = C.row_scales ? 2 : 1;  ///< the thread's two rows have one each, or share one
   float q_unit[units];                                ///< scales of Q times the softmax's scale
   float score_unit[units];                            ///< the same times the scale of K's block
-  float v_scale = 1.0F;                               ///< of the block whose scores came last
+  float v_scale = 1.0F;                               ///< scale of the block whose scores came last
   /// softcap: the factor of scores in the exponent of tanh, and the summand that stands for K's removed mean.
   float cap_unit[units];
   float cap_shift[2];
@@ -159,8 +159,8 @@ struct EightBitConsumer {
   /// Loads the tile's scales; nothing waits for them before take_scales. Rows past the sequence's end, whose
   /// results are dropped, take the scale of its last row.
   TANDEM_DEVICE void load_scales(const tile::QueryTile& t) {
-    const int batch = p.forward.packed_q && !C.in_place ? 0 : t.index.batch;
-    const int head = C.in_place ? t.index.head / p.q_scale_heads : t.index.head;
+    const int batch = p.forward.packed_q && !C.in_place() ? 0 : t.index.batch;
+    const int head = C.in_place() ? t.index.head / p.q_scale_heads : t.index.head;
 #pragma unroll
     for (int h = 0; h < units; ++h) {
       const i64 row = padded_row(t, h);
@@ -222,7 +222,7 @@ struct EightBitConsumer {
   /// Caller-supplied scales may be negative. The exponent's multiply-add allows that, but a maximum does not:
   /// the scores take the sign.
   TANDEM_DEVICE void take_sign(float (&s)[scores]) {
-    if constexpr (C.in_place) {
+    if constexpr (C.in_place()) {
       if (!(score_unit[0] < 0.0F)) return;
 #pragma unroll
       for (float& score : s) score = -score;
@@ -240,7 +240,7 @@ struct EightBitConsumer {
       if constexpr (!C.row_scales) {
         unit *= magnitude(ptx::load_shared(&shared.block_scales[k_at.stage].k), k_has_nan);
       }
-      const float size = C.in_place ? ptx::max_magnitude(0.0F, unit) : unit;
+      const float size = C.in_place() ? ptx::max_magnitude(0.0F, unit) : unit;
       score_unit[h] = size < tiny ? tiny : unit;
       if constexpr (C.softcap) {
         cap_unit[h] = unit * (2.0F / p.forward.softcap);

@@ -31,7 +31,7 @@ struct StagedScales<stages, false> {
 };
 
 /// Row-major blocks of V, as the caller has them, before they are transposed.
-template <EightBitConfig C, bool used = C.transpose_v>
+template <EightBitConfig C, bool used = C.transposes_v()>
 struct RowsOfV {
   tile::ByteTile<quant_block, C.tiling.head_dim_v> tile[rows_of_v_stages];
 };
@@ -68,7 +68,7 @@ struct EightBitShared {
   tile::Ring<C.stages> k_ring;
   tile::Ring<C.stages> v_ring;
   tile::Ring<C.q_stages> q_ring[C.consumers()];
-  [[no_unique_address]] RowsOfVRing<C.transpose_v> rows_of_v_ring;
+  [[no_unique_address]] RowsOfVRing<C.transposes_v()> rows_of_v_ring;
   tile::DynamicScheduler::Shared tiles;
 };
 
@@ -79,7 +79,7 @@ TANDEM_DEVICE const float* scales_of(const ScaleArray& scales, int batch, int he
 /// Scale number `group` of a head; 1 if the caller has left the scales out.
 template <EightBitConfig C>
 TANDEM_DEVICE float load_scale(const ScaleArray& scales, int batch, int head, i64 group) {
-  if (C.in_place && scales.data == nullptr) return 1.0F;
+  if (C.in_place() && scales.data == nullptr) return 1.0F;
   return ptx::load_global(scales_of(scales, batch, head) + group * scales.stride.group);
 }
 
@@ -116,8 +116,8 @@ struct EightBitLoader {
     BlockScales scales{1.0F, 1.0F};
     // Caller-supplied scales count blocks from each sequence's beginning (all sequences have one length).
     const auto load = [&](const ScaleArray& from) {
-      const int batch = C.in_place ? t.index.batch : tile::key_batch(p.forward, t.index);
-      return load_scale<C>(from, batch, tile::key_head(p.forward, t.index), C.in_place ? b : block_at(b));
+      const int batch = C.in_place() ? t.index.batch : tile::key_batch(p.forward, t.index);
+      return load_scale<C>(from, batch, tile::key_head(p.forward, t.index), C.in_place() ? b : block_at(b));
     };
     if constexpr (!C.row_scales) scales.k = load(p.k_scales);
     if constexpr (!C.v_row_scales) scales.v = load(p.v_scales);
@@ -125,7 +125,7 @@ struct EightBitLoader {
   }
   TANDEM_DEVICE void load_k(int b) {
     BlockScales scales = block_scales(b);
-    if constexpr (C.in_place) scales.v = ptx::max_magnitude(0.0F, scales.v);  // the values take its sign
+    if constexpr (C.in_place()) scales.v = ptx::max_magnitude(0.0F, scales.v);  // the values take its sign
     shared.k_ring.wait_free(k_at);
     ptx::store_shared(&shared.block_scales[k_at.stage].k, scales.k);
     ptx::store_shared(&shared.block_scales[k_at.stage].v, scales.v);
@@ -168,7 +168,7 @@ struct EightBitLoader {
       load_q();
       for (int b = t.blocks.end - 1; b >= t.blocks.first; --b) {
         if (b > t.blocks.first) load_k(b - 1);
-        if constexpr (C.transpose_v) {
+        if constexpr (C.transposes_v()) {
           load_rows_of_v(b);
         } else {
           load_v(b);
