@@ -12,14 +12,14 @@ enum class TraceEvent : unsigned int {
   issue,              ///< a batch of products begins
   issue_end,          ///< it has been issued
   wait_products,      ///< until at most `thing` batches are unfinished
-  wait_products_end,  ///< of `thing` as well
+  wait_products_end,  ///< no more are; `thing` as before
   load,               ///< a copy begins, whose bytes are credited to the mbarrier at `thing`
   exponentials,       ///< those of a block of scores begin
   stores              ///< those of a tile's results begin
 };
 
 struct TraceRecord {
-  unsigned int clock;  ///< of the SM, modulo 2^32
+  unsigned int clock;  ///< the SM's, modulo 2^32
   unsigned int what;   ///< TraceEvent << 24 | thing
 
   [[nodiscard]] constexpr TraceEvent event() const { return static_cast<TraceEvent>(what >> 24); }

@@ -64,7 +64,7 @@ static_assert(40 + 56 + 2 * 208 <= 4 * registers_at_launch(512) &&
 /// The tiles of a kernel. Head dimensions are padded to what the kernel takes.
 struct Tiling {
   Element element =
-      Element::bf16;  ///< of Q, K, V and O; on quantized values of O, and of V where it has 16 bits
+      Element::bf16;  ///< type of Q, K, V and O; on quantized values of O, and of V where it has 16 bits
   int head_dim_qk = 128;
   int head_dim_v = 128;
   int block_m = 128;  ///< rows of a tile: 64 x consumer warpgroups, or 16 in the kernel `decode`

@@ -26,9 +26,9 @@ constexpr unsigned char nan_marker = 0x80;
 /// What P, at most 1, is multiplied by before it is rounded: a power of two for e4m3, all of u8's range for
 /// s8.
 constexpr float e4m3_p_range = 256.0F;
-/// The same with lazy rescaling, where the running maximum may exceed the reference by what is left of e4m3's
-/// range. P of the maximum itself must be an e4m3 number, so that rows dominated by one key lose nothing: 28
-/// = 1.75 * 2^4 is one, and linear_exp2 has it too.
+/// The factor with lazy rescaling, where the running maximum may exceed the reference by what is left of
+/// e4m3's range. P of the maximum itself must be an e4m3 number, so that rows dominated by one key lose
+/// nothing: 28 = 1.75 * 2^4 is one, and linear_exp2 has it too.
 constexpr float e4m3_lazy_p_range = 28.0F;
 constexpr float e4m3_lazy_p_range_log2 = 4.807354922F;
 /// log2 of the factor by which P may exceed that range before its reference must move: 448 / 28 = 2^4.
@@ -68,7 +68,7 @@ constexpr int sampled_keys(int keys) {
 struct Recipe {
   OperandType qk = OperandType::e4m3;
   OperandType pv = OperandType::e4m3;
-  ScaleGroup qk_scales = ScaleGroup::block;  ///< of q and of k, each by its own rows
+  ScaleGroup qk_scales = ScaleGroup::block;  ///< groups of q and of k, each by its own rows
   ScaleGroup v_scales = ScaleGroup::block;
   bool rotate_qk = true;  ///< random signs and a Hadamard matrix, which leave Q K^T as it is
   bool rotate_v = false;  ///< the same along V's channels, undone on O
@@ -84,9 +84,9 @@ struct Recipe {
 constexpr Recipe fp8_recipe{.linear_exp2 = true};
 constexpr Recipe int8_recipe{.qk = OperandType::s8, .pv = OperandType::s8, .rotate_v = true};
 
-/// The same without a scale or a mean that looks at rows of the future: every row has its own, V's too, which
-/// joins P before P is rounded. A key of much weight and little value (an attention sink) then leaves P's
-/// range to the others.
+/// The recipe without a scale or a mean that looks at rows of the future: every row has its own, V's too,
+/// which joins P before P is rounded. A key of much weight and little value (an attention sink) then leaves
+/// P's range to the others.
 constexpr Recipe strict(Recipe recipe) {
   recipe.qk_scales = ScaleGroup::row;
   recipe.v_scales = ScaleGroup::row;

@@ -10,7 +10,7 @@ namespace tandem {
 /// Tile n of a head's keys, and the query blocks that see any of it.
 struct BackwardTile {
   int n = 0;
-  int first_key = 0;  ///< of this CTA's keys in the sequence
+  int first_key = 0;  ///< where this CTA's keys begin in the sequence
   int head_kv = 0;
   int batch = 0;
   int begin_q = 0;
@@ -99,7 +99,7 @@ struct BackwardOrder {
   }
 
   struct HeadTile {
-    int head;  ///< of all batch entries
+    int head;  ///< its number among those of all batch entries
     int n;
   };
   /// The head and keys of tile `number`, where all sequences have one length.

@@ -10,7 +10,7 @@ namespace tandem::tile {
 
 /// A row in global memory.
 struct SourceRow {
-  const u16* data;  ///< of the column asked for; not read unless the row exists
+  const u16* data;  ///< the column asked for; not read unless the row exists
   bool exists;
 };
 
@@ -60,7 +60,7 @@ TANDEM_DEVICE const u16* key_origin(const ForwardParams& p, const TileIndex& t, 
 /// Rows that are equally far apart, by their offset from row `row` of those at `rows`; rows [first, end)
 /// exist, or all before `end`.
 struct DenseRows {
-  const char* data;  ///< of offset 0
+  const char* data;  ///< the data of offset 0
   i64 step;          ///< bytes
   int end;           ///< an offset
 

@@ -85,7 +85,7 @@ struct DropoutPlaces<true> {
 /// the same two rows: each decides one of the rows. Nothing without dropout.
 template <bool on, bool placed>
 struct DroppedRows {
-  u32 own_query = 0;  ///< of the row that this lane decides
+  u32 own_query = 0;  ///< that of the row that this lane decides
   u32 own_entry = 0;
   DropoutPlaces<placed> own_places;
 

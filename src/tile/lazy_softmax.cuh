@@ -48,10 +48,10 @@ struct LazySoftmax {
   static constexpr float nothing_seen = -3e38F;
 
   float reference[2];
-  float sum[2];     ///< of this thread's columns
-  float weight[2];  ///< of the products of the P in registers
+  float sum[2];     ///< over this thread's columns
+  float weight[2];  ///< weight of the products of the P in registers
   float tile_sum[2];
-  float largest[2];  ///< of the tile's sums of eight
+  float largest[2];  ///< the largest of the tile's sums of eight
 
   TANDEM_DEVICE void reset() {
 #pragma unroll

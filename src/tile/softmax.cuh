@@ -56,7 +56,7 @@ struct RowSum : PartSum {
 /// reference is the running maximum of an earlier block, otherwise of this one.
 struct OnlineSoftmax {
   float reference[2];  ///< -inf: no key has been seen
-  float sum[2];        ///< of this thread's columns; the quad's sums meet in finish. Below 0: set_infinite
+  float sum[2];        ///< over this thread's columns; the quad's sums meet in finish. Below 0: set_infinite
 
   TANDEM_DEVICE OnlineSoftmax() {
 #pragma unroll

@@ -20,9 +20,9 @@ struct SplitSequence {
   int seqlen_k;
   int batch_k;
   int batch;
-  int part;   ///< of the heads that share keys, where they are several tiles
+  int part;   ///< which of the heads that share keys, where they are several tiles
   u32 tiles;  ///< 0: nothing of it is written
-  u32 cost;   ///< of a tile, in key blocks; 1 at least, so that every tile has a place in the line
+  u32 cost;   ///< what a tile costs, in key blocks; 1 at least, so that every tile has a place in the line
 };
 
 struct LineLength {

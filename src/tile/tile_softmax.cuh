@@ -32,15 +32,15 @@ struct TileSoftmax {
   static constexpr float offset = joins ? 0.0F : 7.994353437F;
   static_assert(u8_p_range == 255.0F && (joins || C.pv == OperandType::s8));
 
-  float maximum[2];  ///< of the tile
+  float maximum[2];  ///< the tile's
   float reference[2];
-  float sum[2];  ///< of this thread's columns
+  float sum[2];  ///< over this thread's columns
   float tile_sum[2];
   float tile_unit[2];  ///< joins: the largest P in the tile
   float weight[2];     ///< multiplies the products of the tile whose P is in registers
   // zero_point:
   float per_v_unit;  ///< 1 / v_unit
-  float excess[2];   ///< of O, and of the products that are still to come: this thread's columns' part
+  float excess[2];   ///< the excess of O, and of the products to come: this thread's columns' part
 
   static TANDEM_DEVICE float finite(float maximum) { return maximum == -ptx::infinity() ? 0.0F : maximum; }
 

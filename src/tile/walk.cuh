@@ -126,7 +126,7 @@ template <Tiling T, Mask M, KeySource keys, bool by_split = false, bool pairs = 
 struct SplitQueryTiles {
   const ForwardParams& p;
   SplitTiles<T, keys, by_split, pairs> tiles;
-  SplitWalk walk;  ///< of an item, by_split
+  SplitWalk walk;  ///< the walk of an item, by_split
 
   TANDEM_DEVICE SplitQueryTiles(const ForwardParams& params, DynamicScheduler::Shared&)
       : p(params), tiles{{params}} {}

@@ -14,13 +14,13 @@ constexpr int stored_bytes(Stored type) {
 }
 
 struct AppendConfig {
-  Stored from = Stored::bf16;  ///< of new rows (and q)
-  Stored to = Stored::bf16;    ///< of the cache; of two of 8 bits the same
+  Stored from = Stored::bf16;  ///< type of new rows (and q)
+  Stored to = Stored::bf16;    ///< type of the cache; both are the same if they have 8 bits
   bool rotary = false;         ///< keys (and q) get a rotary embedding
   bool interleaved = false;    ///< the embedding's pairs are neighbouring channels
   bool f32_tables = true;      ///< the embedding's tables are f32; else of type `from`
   bool vectors = true;         ///< rows, caches and tables allow 16-byte accesses (8-byte ones of codes)
-  bool finds_scales = false;   ///< of K or V: each row and head has a scale, which is found
+  bool finds_scales = false;   ///< each row and head of K or V has a scale, which is found
 
   constexpr bool operator==(const AppendConfig&) const = default;
 };
@@ -45,7 +45,7 @@ struct AppendTensor {
   Strides row_stride;
   void* cache;
   Strides cache_stride;  ///< batch: from entry (or page) to entry
-  const float* scales;   ///< of codes; null stands for 1
+  const float* scales;   ///< scales of quantized values; null stands for 1
   long long scale_batch;
   long long scale_head;
   long long scale_row;  ///< from token to token of a sequence, where `rows` are codes
@@ -81,7 +81,7 @@ struct AppendParams {
   int run_shift;      ///< a run has 2^run_shift rows of an entry
   int stretch_shift;  ///< and a stretch 2^stretch_shift of them, 32 runs at most
   int words;          ///< stretches of all sequences, as many as their new rows can touch; or of 32 slots
-  int teams;          ///< of blocks, that share the words
+  int teams;          ///< teams of blocks that share the words
   long long runs_of_entry;
   FoundScales k_found, v_found;  ///< read if the Config says so
 };
@@ -104,8 +104,8 @@ struct MergeParams {
   const float* lses[merge_most_parts];
   long long out_step;  ///< elements from part to part where `even`, from the first
   long long lse_step;
-  Strides part_stride;      ///< of a part's out
-  Strides part_lse_stride;  ///< of a part's lse
+  Strides part_stride;      ///< strides of a part's out
+  Strides part_lse_stride;  ///< strides of a part's lse
   void* out;
   Strides out_stride;
   float* lse;  ///< may be null

@@ -38,7 +38,7 @@ struct DecodeConfig {
   KeySource keys = KeySource::rows;
   ScoreTransform transform = ScoreTransform::raw;
   DecodeSchedule schedule{};
-  OperandType key_type = OperandType::input;  ///< of K and V in memory, and row_scales: as ForwardConfig's
+  OperandType key_type = OperandType::input;  ///< this and row_scales as ForwardConfig has them
   bool row_scales = false;
 
   constexpr bool operator==(const DecodeConfig&) const = default;

@@ -40,7 +40,7 @@ struct ForwardConfig {
   static constexpr Family family = Family::sm90;
   static constexpr bool v_in_k = false, pairs = false;
   static constexpr int column_parts = 1;  ///< warpgroups that share the columns of O
-  static constexpr int least_blocks = 1;  ///< of keys, in a share of them
+  static constexpr int least_blocks = 1;  ///< blocks of keys in a share
 
   Tiling tiling{};   ///< head dimensions: multiples of 32; block_n: a multiple of 16
   int stages = 2;    ///< K tiles, and V tiles, in flight

@@ -7,7 +7,7 @@ namespace tandem {
 /// The functions of a kernel, and what else is asked of every pair. Their text is no part of a Config:
 /// gpu/function_source prints it as tile::UserFunctions<digest> behind the kernel's source.
 struct Functions {
-  unsigned long long digest = 0;  ///< of both; 0: there is none, and no dropout
+  unsigned long long digest = 0;  ///< digest of both; 0: there is none, and no dropout
   bool score_function = false;    ///< from the scaled and capped score to the logit
   bool mask_function = false;     ///< which pairs are visible, of those that the window leaves
   bool block_lists = false;       ///< a tile visits the blocks that a kernel has listed for it before
@@ -26,7 +26,7 @@ struct Functions {
 struct CapturedTensor {
   const void* data;
   long long strides[4];  ///< bytes
-  int last[4];           ///< of each dimension, the largest index
+  int last[4];           ///< the largest index of each dimension
 };
 
 /// Tensors that one function may capture.
@@ -66,7 +66,7 @@ struct FunctionParams {
   BlockLists lists;                           ///< read if the Config says so
   DropoutParams dropout;
   FunctionNumber numbers[most_numbers];  ///< by gpu/function_numbers
-  float reciprocals[most_numbers];       ///< of the real ones
+  float reciprocals[most_numbers];       ///< reciprocals of the real ones
 };
 
 /// Threads of a CTA of the kernels that make lists, one for each tile: groups of as many as a tile may have

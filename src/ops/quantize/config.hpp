@@ -104,7 +104,7 @@ struct QuantizedTensor {
 
 /// The largest magnitude of a group that is larger than a block, found by a launch of its own.
 struct GroupLargest {
-  unsigned int bits;  ///< of the f32; 0 before the launches
+  unsigned int bits;  ///< bits of the f32; 0 before the launches
   unsigned int bad;   ///< 1 if a value is not finite
 };
 
@@ -127,7 +127,7 @@ struct QuantizeParams {
   float* sums;            ///< K's channel sums, [batch][kv head][blocks][quantize_channels(head_dim_qk)]
   int mean_all_keys;      ///< sequences with more keys take the mean of a sample
   unsigned int* arrived;  ///< by (batch, kv head): blocks whose sums are written; 0 before the launch
-  GroupLargest* largest;  ///< of k, by (batch, kv head) or one; read where k's scales are of such groups
+  GroupLargest* largest;  ///< k's by (batch, kv head) or one; read where k's scales are of such groups
   LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   int batch;
   int heads_q;
@@ -135,7 +135,7 @@ struct QuantizeParams {
   int group;  ///< query heads of a kv head
   int rows_q;
   int rows_k;
-  int blocks_q;  ///< of 128 rows in rows_q (equal lengths)
+  int blocks_q;  ///< blocks of 128 rows in rows_q (equal lengths)
   int blocks_k;
   int axis_blocks_k;     ///< quantized_blocks of k
   int heads_per_item_q;  ///< heads of an item: more than one where sequences are short
@@ -143,7 +143,7 @@ struct QuantizeParams {
   int items_q;  ///< work items: blocks of the axis, times heads / heads_per_item; 0: no such tensor
   int items_k;
   int items_v;
-  float scale;  ///< of the softmax
+  float scale;  ///< the softmax's
   bool packed_q;
   bool packed_k;
 };

@@ -70,7 +70,7 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   constexpr int threads = backward_rows_threads(C);
   constexpr int lanes = C.tiling.head_dim_v <= 64    ? 8
                         : C.tiling.head_dim_v <= 128 ? 16
-                                                     : 32;  ///< of a row, 8 columns each
+                                                     : 32;  ///< lanes of a row, 8 columns each
   static_assert(C.tiling.block_m % (threads / lanes) == 0);
   const int thread = static_cast<int>(ptx::thread_index());
   // The grid has a CTA for each query block of the workspace, and at least one for each counter.

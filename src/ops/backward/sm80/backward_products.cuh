@@ -26,7 +26,7 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   static constexpr int units = C.key_units();
   using Scores = float[units][scores];
   using Packed = u32[units][scores / 2];
-  static constexpr int gradient_parts = C.halves_queries() ? 2 : 1;  ///< of the columns of dK and dV
+  static constexpr int gradient_parts = C.halves_queries() ? 2 : 1;  ///< parts of the columns of dK and dV
   static constexpr int key_columns = C.tiling.head_dim_qk / gradient_parts;
   static constexpr int value_columns = C.tiling.head_dim_v / gradient_parts;
   using KeyGradient = float[units][key_columns / 2];

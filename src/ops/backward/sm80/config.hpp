@@ -31,7 +31,7 @@ struct Sm80BackwardConfig {
   bool softcap = false;
   Sm80BackwardSchedule schedule{};
   bool ds_in_dout = false;  ///< dS takes dO's place in shared memory, once dV has its products
-  bool halved = false;      ///< of 128 keys, too, warpgroups divide the work on the same ones
+  bool halved = false;      ///< warpgroups divide the work on the same keys of 128, too
   bool f32_dq = false;      ///< as BackwardConfig has it, and f32_dk_dv
   bool f32_dk_dv = false;
   Functions functions{};

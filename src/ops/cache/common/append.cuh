@@ -26,10 +26,10 @@ TANDEM_DEVICE const u8* new_row(const AppendParams& p, const void* rows, const S
 /// A row that a warp is to write.
 struct Work {
   Token token;
-  int new_row;  ///< of all new rows
+  int new_row;  ///< its number among all new rows
   int tensor;   ///< 0: K, 1: V
   i64 entry;
-  i64 row;  ///< of the entry
+  i64 row;  ///< in the entry
 };
 
 /// What the lanes of a warp have found: words that are not 0, in their order, and rows to write.

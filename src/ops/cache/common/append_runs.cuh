@@ -71,8 +71,8 @@ struct Stretch {
   int new_row;    ///< its row of all new rows
   int rows;       ///< how many; 0 if there is nothing to write
   i64 entry;      ///< (or page) that they go to
-  i64 first_row;  ///< of the entry
-  i64 number;     ///< of the run that it begins in, of all entries'
+  i64 first_row;  ///< in the entry
+  i64 number;     ///< that of the run that it begins in, among all entries'
 
   /// The rows [first, end) of its `run`-th run, counted from first_row.
   TANDEM_DEVICE int run_first(const AppendParams& p, int run) const {
@@ -196,8 +196,8 @@ TANDEM_DEVICE u32 hash_of(i64 number) {
 }
 /// This block's team, whose members share out the runs of the team's words.
 struct Team {
-  int count;   ///< of teams
-  int number;  ///< of this one
+  int count;   ///< how many teams there are
+  int number;  ///< that of this one
   u32 blocks;  ///< in it
   u32 block;   ///< this one's place among them
 

@@ -237,7 +237,7 @@ struct Magnitude {
   TANDEM_DEVICE bool finite() const {
     return bits < infinite;
   }
-  /// Of `lanes` neighbouring lanes, a power of two; all lanes of the warp call.
+  /// Shares the largest of `lanes` neighbouring lanes, a power of two; all lanes of the warp call.
   TANDEM_DEVICE void share(int lanes) {
     for (int step = 1; step < lanes; step *= 2) bits = max(bits, ptx::shuffle_xor(bits, step));
   }

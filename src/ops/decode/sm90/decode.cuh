@@ -48,7 +48,7 @@ struct DecodeRowScales<false> {};
 template <DecodeConfig C>
 struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row_scales> {
   using Operands = tile::KeyOperands<C.tiling.element, C.key_type>;
-  static constexpr int keys = C.tiling.block_n / decode_warps;  ///< of a block, that this warp has
+  static constexpr int keys = C.tiling.block_n / decode_warps;  ///< keys of a block that this warp has
   static constexpr int scores = keys / 2;
   static constexpr int outputs = C.tiling.head_dim_v / 2;
   static constexpr int threads = decode_warps * warp_size;

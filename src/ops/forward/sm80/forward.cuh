@@ -25,8 +25,8 @@ template <Sm80ForwardConfig C>
 struct Sm80Forward {
   using Shared = Sm80ForwardShared<C>;
   static constexpr int units = C.units_a_warp();
-  static constexpr int scores = C.tiling.block_n / 2;      ///< of a unit, in a thread
-  static constexpr int outputs = C.tiling.head_dim_v / 2;  ///< the same
+  static constexpr int scores = C.tiling.block_n / 2;      ///< scores of a unit that a thread has
+  static constexpr int outputs = C.tiling.head_dim_v / 2;  ///< values of a unit's O that a thread has
   static constexpr int steps = C.tiling.head_dim_qk / 16;
   static constexpr bool keeps_q = C.keeps_q();
   static_assert(C.tiling.block_n % 16 == 0);

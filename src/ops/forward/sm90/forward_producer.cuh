@@ -174,7 +174,7 @@ struct ForwardLoader {
   ForwardTiles<C> tiles;
   tile::QueryTile t;
   int block = -1;   ///< whose V is loaded next
-  int kv_head = 0;  ///< of the tile: its divisions take as long as starting a copy
+  int kv_head = 0;  ///< that of the tile: its divisions take as long as starting a copy
   [[no_unique_address]] PagePlaces<by_all_lanes> places;
 
   TANDEM_DEVICE ForwardLoader(const ForwardKernelParams<C>& params, Shared& s)

@@ -41,7 +41,7 @@ struct ForwardRows : tile::KeyScale<C.has_byte_keys()> {
   const int first_query;
   const int queries;
   const tile::BlockRange own;
-  int visit;  ///< of which the scores are computed
+  int visit;  ///< the one whose scores are computed
   tile::KeyVisit at;
   float (&o)[outputs];
   u32 (&probabilities)[scores / 2];

@@ -103,7 +103,7 @@ struct ListMaker {
   const int lane = thread % warp_size;
   const int warp = thread / warp_size;
   u32* const states = reinterpret_cast<u32*>(ptx::dynamic_shared());
-  u32* const seen = states + list_chunk;  ///< of each block, a word for each warp
+  u32* const seen = states + list_chunk;  ///< for each block a word for each warp
 
   TANDEM_DEVICE explicit ListMaker(const ListedTile& tile) : t(tile) {}
 

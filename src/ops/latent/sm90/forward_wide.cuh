@@ -33,9 +33,9 @@ struct WideShared {
 
   ForwardShared<C> in;
   struct alignas(1024) Exchange {
-    ScoreTile probabilities;  ///< of a block
+    ScoreTile probabilities;  ///< those of a block
     float rescale[64];        ///< what O is multiplied by before the block is added
-    float references[64];     ///< of a tile's rows, at its end, and the sums of their exponentials
+    float references[64];     ///< those of a tile's rows at its end, and the sums of their exponentials
     float sums[64];
     WideTile tiles[2];  ///< the one that is computed, and the next
     tile::Ring<1> block_ring;

@@ -38,7 +38,7 @@ template <QuantizeConfig C>
 TANDEM_DEVICE void load_mean_tile(const QuantizeParams& p, const WorkItem& item, const MeanTile& keys,
                                   ptx::Vec4* tile, int thread) {
   constexpr int threads = mean_threads(C);
-  constexpr int vectors = quantize_channels(C.head_dim_qk) / 8;  ///< of a row
+  constexpr int vectors = quantize_channels(C.head_dim_qk) / 8;  ///< vectors of a row
   const u16* const first = static_cast<const u16*>(p.k.source) +
                            offset_of(p.k.stride, item, item.begin + static_cast<i64>(item.first));
 #pragma unroll

@@ -47,7 +47,7 @@ TANDEM_DEVICE int key_of_thread(int thread) {
 template <QuantizeConfig C>
 struct ThreadRow {
   const Pass* pass;
-  int row;      ///< of its head
+  int row;      ///< in its head
   int segment;  ///< the row's head among those of the pass
   bool used;
 
@@ -217,7 +217,7 @@ TANDEM_DEVICE void quantize_rows(const QuantizeParams& p, const Tables& table, i
   // A negative softmax scale negates Q: the attention kernel takes only positive scales.
   if (which == Which::q && p.scale < 0.0F) inverse = -inverse;
   bool bad = m.bad;
-  // Of the whole row: that takes a register less than of the thread's part.
+  // Whether the whole row is bad takes a register less than whether the thread's part of it is.
   if constexpr (C.qk == OperandType::s8) {
     bad = row_is_bad(bad, static_cast<int>(ptx::lane_index_anew()));
   }

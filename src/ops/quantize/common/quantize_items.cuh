@@ -22,7 +22,7 @@ struct WorkItem {
 
 struct Side {
   tile::VarlenSide rows;
-  int blocks;          ///< of 128 rows (equal lengths)
+  int blocks;          ///< blocks of 128 rows (equal lengths)
   int heads_per_item;  ///< heads of an item
 };
 TANDEM_DEVICE Side query_side(const QuantizeParams& p) {
@@ -102,12 +102,12 @@ struct Tag {
 /// are segments. One warp finds it a pass ahead and leaves it in shared memory. (When each warp found the
 /// item for itself, twice, divisions and strides were a third of all instructions.)
 struct alignas(16) Pass {
-  const u16* source;  ///< of the first row
-  u8* quantized;      ///< of the first row; for V, of its first channel and key
-  float* scales;      ///< of the group, or of the first row
-  float* shift;       ///< of the first row (Q)
-  const float* mean;  ///< of the head, or (varlen) of the sequence's first head; null if none is removed
-  int number;         ///< of the item
+  const u16* source;  ///< the first row
+  u8* quantized;      ///< where the first row goes; for V, its first channel and key
+  float* scales;      ///< that of the group, or of the first row
+  float* shift;       ///< that of the first row (Q)
+  const float* mean;  ///< that of the head, or (varlen) of the sequence's first head; null if none is removed
+  int number;         ///< the item's
   int rows;           ///< rows in use of each head; less than 0 if there is nothing to do
   int first;          ///< row of the sequence
   int batch;

@@ -60,11 +60,12 @@ struct CombineRow {
   static constexpr int threads = combine_rows * warp_size;
   static constexpr int head_dim = C.tiling.head_dim_v;
   static constexpr int groups = combine_groups(head_dim);
-  static constexpr int lanes = threads / groups;  ///< of a group, each with four columns of every `span`
+  static constexpr int lanes =
+      threads / groups;  ///< lanes of a group, each with four columns of every `span`
   static constexpr int span = 4 * lanes;
   static constexpr int vectors = (head_dim + span - 1) / span;
   static constexpr u32 ahead = vectors == 1 ? 12 : vectors <= 2 ? 5 : 4;
-  static constexpr int shares = combine_parts / threads;  ///< of weights, that a thread finds
+  static constexpr int shares = combine_parts / threads;  ///< weights that a thread finds
   static constexpr int columns = (head_dim + threads - 1) / threads;
   static constexpr u32 cluster = static_cast<u32>(C.cluster());
   using Parts = ptx::Float4[ahead][vectors];
@@ -74,7 +75,7 @@ struct CombineRow {
   const int row;  ///< in the tile
   const int first;
   const u32 tails;
-  const u32 count;  ///< of partial results
+  const u32 count;  ///< partial results there are
   const int thread = static_cast<int>(ptx::thread_index());
   const int lane = thread % warp_size;
   const int group = thread / lanes;
