@@ -95,7 +95,8 @@ TEST(ForwardPlan, EightBitKeysAreDecoded) {
   }
   Problem more = grouped(4, 5);
   more.k.dtype = more.v.dtype = DType::e4m3;
-  EXPECT_TRUE(choose_forward_config(CallFacts(more)).has_byte_keys()) << "64 rows are converted in shared memory";
+  EXPECT_TRUE(choose_forward_config(CallFacts(more)).has_byte_keys())
+      << "64 rows are converted in shared memory";
 }
 
 TEST(HeadRows, OfPackedQueriesFollowTheirMean) {
