@@ -16,13 +16,27 @@ if TYPE_CHECKING:
 
     Array = TypeVar("Array", np.ndarray[Any, Any], torch.Tensor)
 
-    class _Options(TypedDict, total=False):
-        """The keywords of `attention` but return_lse, which decides what it returns."""
+    class Options(TypedDict, total=False):
+        """The options of a call, as the rows of `_call.Call`."""
 
         scale: float | None
         causal: bool
         window: tuple[int, int]
         softcap: float
+        deterministic: bool
+        check: bool
+        precision: str
+        strict: bool
+        split_size: int
+        threads: int
+        sm_limit: int
+        dropout_p: float
+        dropout_seed: int | None
+        dropout_offset: int
+
+    class _Keywords(Options, total=False):
+        """The keywords of `attention` but return_lse, which decides what it returns."""
+
         sink: Any
         cu_seqlens_q: Any
         cu_seqlens_k: Any
@@ -37,21 +51,11 @@ if TYPE_CHECKING:
         causal_by_sequence: Any
         out: Any
         out_dtype: Any
-        deterministic: bool
-        check: bool
-        precision: str
-        strict: bool
-        split_size: int
-        threads: int
-        sm_limit: int
         score_mod: Any
         mask_mod: Any
         bias: Any
         mask: Any
         alibi_slopes: Any
-        dropout_p: float
-        dropout_seed: int | None
-        dropout_offset: int
 
 
 __version__ = _core.version()
@@ -59,20 +63,21 @@ __version__ = _core.version()
 
 @overload
 def attention(
-    q: Array, k: Array, v: Array, *, return_lse: Literal[False] = ..., **options: Unpack[_Options]
+    q: Array, k: Array, v: Array, *, return_lse: Literal[False] = ..., **options: Unpack[_Keywords]
 ) -> Array: ...
 
 
 @overload
 def attention(
-    q: Array, k: Array, v: Array, *, return_lse: Literal[True], **options: Unpack[_Options]
+    q: Array, k: Array, v: Array, *, return_lse: Literal[True], **options: Unpack[_Keywords]
 ) -> tuple[Array, Array]: ...
 
 
 @overload
-def attention(q: Array, k: Array, v: Array, *, return_lse: bool, **options: Unpack[_Options]) -> Any: ...
+def attention(q: Array, k: Array, v: Array, *, return_lse: bool, **options: Unpack[_Keywords]) -> Any: ...
 
 
+# Defaults are integers: with dynamic=True torch.compile takes a float for a variable, and compiles once more.
 def attention(
     q: Any,
     k: Any,
@@ -81,7 +86,7 @@ def attention(
     scale: float | None = None,
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    softcap: float = 0,
     sink: Any = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
@@ -109,7 +114,7 @@ def attention(
     bias: Any = None,
     mask: Any = None,
     alibi_slopes: Any = None,
-    dropout_p: float = 0,  # an integer: torch.compile takes it for a constant
+    dropout_p: float = 0,
     dropout_seed: int | None = None,
     dropout_offset: int = 0,
 ) -> Any:
@@ -281,10 +286,6 @@ def attention_backward(
     lse: Any,
     *,
     dlse: Any = None,
-    scale: float | None = None,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
     sink: Any = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
@@ -294,23 +295,18 @@ def attention_backward(
     dk: Any = None,
     dv: Any = None,
     dsink: Any = None,
-    deterministic: bool = False,
-    check: bool = False,
-    threads: int = 0,
-    sm_limit: int = 0,
     score_mod: Any = None,
     mask_mod: Any = None,
     bias: Any = None,
     mask: Any = None,
     alibi_slopes: Any = None,
-    dropout_p: float = 0,  # an integer: torch.compile takes it for a constant
-    dropout_seed: int | None = None,
-    dropout_offset: int = 0,
+    **options: Unpack[Options],
 ) -> tuple[Any, ...]:
     """Gradients of `attention`, for use without autograd (PyTorch users call ``.backward()`` on the result).
 
-    The options must be those of the forward call; they are described there. The scores are computed again
-    from q, k and the LSE, so memory never grows with seqlen squared.
+    The options must be those of the forward call, but precision, strict and split_size, which are the forward
+    pass's alone; they are described there. The scores are computed again from q, k and the LSE, so memory
+    never grows with seqlen squared.
 
     Args:
       dout: gradient of the result, of its shape and dtype; the last dimension contiguous.
@@ -331,10 +327,10 @@ def attention_backward(
     """
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     metadata = (*lengths, *(None,) * (len(_call.METADATA) - len(lengths)))
-    call = _call.Call(scale, causal, window, softcap, deterministic, check, threads, metadata)
-    call.sm_limit = sm_limit
+    given: dict[str, Any] = {**options}
+    call = _call.of_options("attention_backward", given, _call.PARTS)
+    call.metadata = metadata
     call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
-    _dropout.add(call, dropout_p, dropout_seed, dropout_offset)
     _dropout.expect_seed(call)
     arrays = (dout, q, k, v, out, lse, sink, dlse, (dq, dk, dv, dsink))
     if _arrays.is_torch(q):

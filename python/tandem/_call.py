@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -36,15 +36,13 @@ FORWARD_ONLY = METADATA[-4:]
 CODES = (DType.e4m3, DType.s8)
 
 
-def _option(
-    default: Any, kind: str, expects: str = "True or False", *, operator: bool = True, jax: bool = True
-) -> Any:
+def _option(default: Any, kind: str, expects: str = "True or False", **taken: bool) -> Any:
     """A row of the table of options: the kind as PyTorch's schemas have it, or one of "window", "precision"
-    and "word" (a seed); what an error tells to pass; and whether the operators of torch.ops.tandem and
-    tandem.jax take it. No gradient flows through an option."""
-    return field(
-        default=default, metadata={"kind": kind, "expects": expects, "operator": operator, "jax": jax}
-    )
+    and "word" (a seed); what an error tells to pass; and of ``operator`` (torch.ops.tandem), ``jax``
+    (tandem.jax) and ``parts`` (what is a part of a call: that of a rank or of a device of a mesh, and a
+    backward pass by itself) those that do not take it. No gradient flows through an option."""
+    where = {"operator": True, "jax": True, "parts": True} | taken
+    return field(default=default, metadata={"kind": kind, "expects": expects, **where})
 
 
 @dataclass(slots=True)  # frozen would make making one three times as slow
@@ -54,18 +52,17 @@ class Call:
     scale: float | None = _option(None, "float?", "a number, or None for head_dim_qk ** -0.5")
     causal: bool = _option(False, "bool")
     window: tuple[int, int] = _option((-1, -1), "window", "(left, right), two integers; -1 is unbounded")
-    softcap: float = _option(0.0, "float", "a number; 0 is off")
+    softcap: float = _option(0, "float", "a number; 0 is off")
     deterministic: bool = _option(False, "bool")
     check: bool = _option(False, "bool", jax=False)
     threads: int = _option(0, "SymInt", "an integer; 0 is every core")
     #: what METADATA names; None where not given
     metadata: tuple[Any, ...] = (None,) * len(METADATA)
-    precision: str = _option("exact", "precision")
-    strict: bool = _option(False, "bool")
-    split_size: int = _option(0, "SymInt", "an integer, a multiple of 128; 0 is off")
+    precision: str = _option("exact", "precision", parts=False)
+    strict: bool = _option(False, "bool", parts=False)
+    split_size: int = _option(0, "SymInt", "an integer, a multiple of 128; 0 is off", parts=False)
     #: a _functions.Functions; None where the caller has none
     functions: Any = None
-    # An integer: torch.compile takes it for a constant.
     dropout_p: float = _option(0, "float", "a number, at least 0 (off) and below 1", operator=False)
     #: None until _dropout.draw
     dropout_seed: int | None = _option(None, "word", "an integer", operator=False)
@@ -129,10 +126,30 @@ class Call:
 
 
 _ROWS = {f.name: f.metadata for f in fields(Call) if f.metadata}
-#: (name, kind) of every option, and the names of those that torch.ops.tandem and tandem.jax take.
+#: (name, kind) of every option, and the names of those that are taken where _option says.
 KINDS = tuple((name, row["kind"]) for name, row in _ROWS.items())
 OPERATOR = tuple(name for name, row in _ROWS.items() if row["operator"])
 JAX = tuple(name for name, row in _ROWS.items() if row["jax"])
+PARTS = tuple(name for name, row in _ROWS.items() if row["parts"])
+
+
+def expect_options(function: str, options: Iterable[str], taken: Sequence[str]) -> None:
+    """An error where one of these keywords of `function` is not among the options that are `taken`."""
+    for name in options:
+        if name not in taken:
+            if name in _ROWS or name in METADATA:
+                raise InvalidArgumentError(f"{name} is not an option of {function}; leave it out")
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+def of_options(function: str, options: dict[str, Any], taken: Sequence[str]) -> Call:
+    """The call with these keywords of `function`. Without dropout it has no seed."""
+    expect_options(function, options, taken)
+    call = Call(**options)
+    if isinstance(call.dropout_p, (int, float)) and call.dropout_p == 0:
+        call.dropout_p, call.dropout_seed, call.dropout_offset = 0, None, 0
+    return call
+
 
 _PRECISIONS = tuple(_core.Precision.__members__)
 _values = operator.attrgetter(*_core.OPTIONS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 from tandem import _arrays, _call, _core
@@ -45,28 +44,16 @@ def check(
     _core.workspace_bytes(arrays, call.options(), backward)
 
 
-#: The keywords that explain() and workspace_bytes() take besides backward and device.
-_PLANNED = (
-    *_call.METADATA,
-    "sink",
-    "return_lse",
-    *_functions.NAMES,
-    *(f.name for f in fields(_call.Call) if f.name not in ("metadata", "functions")),
-)
-
-
 def _planned(
     function: str, q: Any, k: Any, v: Any, backward: bool, device: Any, options: dict[str, Any]
 ) -> tuple[tuple[Any, ...], _core.Options]:
     """What the C++ side needs to plan a call of `attention` with these options, or its backward pass."""
-    for name in options:
-        if name not in _PLANNED:
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
     metadata = tuple(options.pop(name, None) for name in _call.METADATA)
     sink = options.pop("sink", None)
     return_lse = _call.flag("return_lse", options.pop("return_lse", False))
     functions = [options.pop(name, None) for name in _functions.NAMES]
-    call = _call.Call(**options, metadata=metadata)
+    call = _call.of_options(function, options, [name for name, _ in _call.KINDS])
+    call.metadata = metadata
     if any(f is not None for f in functions):
         call.functions = _functions.of_call(call, q, k, *functions)
     place = None if device is None else _place(device)

@@ -52,7 +52,7 @@ def flash_attn_func(
     v_descale: Tensor | None = None,
     window_size: tuple[int | None, int | None] = (-1, -1),
     attention_chunk: int = 0,
-    softcap: float = 0.0,
+    softcap: float = 0,
     num_splits: int = 1,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
@@ -96,7 +96,8 @@ def flash_attn_func(
       As `tandem.attention`.
     """
     metadata = (None, None, None, None, q_descale, k_descale, v_descale)
-    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata, split_size)
+    options = {"softcap": softcap, "deterministic": deterministic, "split_size": split_size}
+    call = _flash.problem(softmax_scale, causal, window_size, metadata, **options)
     sink, with_lse = _flash.one_of(_flash.SINKS, sink, learnable_sink), return_lse or return_attn_probs
     return _flash.run(*_latent.one_product(call, q, k, v, qv), sink, with_lse, attention_chunk)
 
@@ -121,7 +122,7 @@ def flash_attn_varlen_func(
     v_descale: Tensor | None = None,
     window_size: tuple[int | None, int | None] = (-1, -1),
     attention_chunk: int = 0,
-    softcap: float = 0.0,
+    softcap: float = 0,
     num_splits: int = 1,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
@@ -164,7 +165,8 @@ def flash_attn_varlen_func(
     table = _flash.one_of(_flash.TABLES, page_table, block_table)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_descale, k_descale, v_descale)
     metadata = (*lengths, table, None, None, _call.integers(causal_by_sequence))
-    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata, split_size)
+    options = {"softcap": softcap, "deterministic": deterministic, "split_size": split_size}
+    call = _flash.problem(softmax_scale, causal, window_size, metadata, **options)
     sink = _flash.one_of(_flash.SINKS, sink, learnable_sink, s_aux, sinks)
     if table is not None and seqused_k is None:
         raise InvalidArgumentError("page_table is given without seqused_k, its lengths; pass both")
@@ -184,7 +186,7 @@ def flash_attn_qkvpacked_func(
     v_descale: Tensor | None = None,
     window_size: tuple[int | None, int | None] = (-1, -1),
     attention_chunk: int = 0,
-    softcap: float = 0.0,
+    softcap: float = 0,
     deterministic: bool = False,
     num_heads_q: int | None = None,
     sm_margin: int = 0,
@@ -202,7 +204,8 @@ def flash_attn_qkvpacked_func(
     """
     q, k, v = _flash.three_in_one(qkv, num_heads_q)
     metadata = (None, None, None, None, q_descale, k_descale, v_descale)
-    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
+    options = {"softcap": softcap, "deterministic": deterministic}
+    call = _flash.problem(softmax_scale, causal, window_size, metadata, **options)
     sink = _flash.one_of(_flash.SINKS, sink, learnable_sink)
     return _flash.run(call, q, k, v, sink, return_lse or return_attn_probs, attention_chunk)
 
@@ -232,7 +235,7 @@ def flash_attn_with_kvcache(
     causal: bool = False,
     window_size: tuple[int | None, int | None] = (-1, -1),
     attention_chunk: int = 0,
-    softcap: float = 0.0,
+    softcap: float = 0,
     rotary_interleaved: bool = True,
     scheduler_metadata: Tensor | None = None,
     num_splits: int = 0,
@@ -279,9 +282,8 @@ def flash_attn_with_kvcache(
     """
     new = _append.New(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved)
     metadata = (cu_seqlens_q, None, None, None, q_descale, k_descale, v_descale)
-    call = _flash.problem(
-        softmax_scale, causal, window_size, softcap, metadata=metadata, split_size=split_size
-    )
+    options = {"softcap": softcap, "split_size": split_size}
+    call = _flash.problem(softmax_scale, causal, window_size, metadata, **options)
     return _flash_cache.cached(
         call,
         q,

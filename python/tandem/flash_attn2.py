@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tandem import _dropout
+from tandem import _call, _dropout
 from tandem._errors import InvalidArgumentError, named
 from tandem.compat import _append, _flash, _flash_cache
 
@@ -40,11 +40,11 @@ def flash_attn_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    softcap: float = 0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
@@ -74,45 +74,48 @@ def flash_attn_func(
     Raises:
       As `tandem.attention`.
     """
-    options = (softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes)
+    options = {"softcap": softcap, "deterministic": deterministic}
+    call = _flash.problem(softmax_scale, causal, window_size, **options)
+    return _attend(call, q, k, v, return_attn_probs, dropout_p, alibi_slopes)
 
 
 @named(**_NAMES)
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    softcap: float = 0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
     """As `flash_attn_func`, with q, k and v in one tensor, ``(batch, seqlen, 3, heads, head_dim)``."""
     q, k, v = _parts(3, "(batch, seqlen, 3, heads, head_dim)", qkv=qkv)
-    options = (softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes)
+    options = {"softcap": softcap, "deterministic": deterministic}
+    call = _flash.problem(softmax_scale, causal, window_size, **options)
+    return _attend(call, q, k, v, return_attn_probs, dropout_p, alibi_slopes)
 
 
 @named(**_NAMES)
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    softcap: float = 0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
     """As `flash_attn_func`, with k and v in one tensor, ``(batch, seqlen_k, 2, heads_kv, head_dim)``."""
     k, v = _parts(2, "(batch, seqlen_k, 2, heads_kv, head_dim)", kv=kv)
-    options = (softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes)
+    options = {"softcap": softcap, "deterministic": deterministic}
+    call = _flash.problem(softmax_scale, causal, window_size, **options)
+    return _attend(call, q, k, v, return_attn_probs, dropout_p, alibi_slopes)
 
 
 @named(**_NAMES)
@@ -124,11 +127,11 @@ def flash_attn_varlen_func(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int | Tensor | None,
     max_seqlen_k: int | Tensor | None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    softcap: float = 0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
@@ -146,12 +149,13 @@ def flash_attn_varlen_func(
     Returns:
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
     """
-    options = (softmax_scale, causal, window_size, softcap, deterministic)
     lengths: tuple[Any, ...] = (cu_seqlens_q, cu_seqlens_k)
     if block_table is not None:
         _flash.only_tensors(cu_seqlens_k=cu_seqlens_k, block_table=block_table)
         lengths = (cu_seqlens_q, None, None, cu_seqlens_k.diff(), None, None, None, block_table)
-    return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes, lengths)
+    options = {"softcap": softcap, "deterministic": deterministic}
+    call = _flash.problem(softmax_scale, causal, window_size, lengths, **options)
+    return _attend(call, q, k, v, return_attn_probs, dropout_p, alibi_slopes)
 
 
 @named(**_NAMES)
@@ -159,19 +163,20 @@ def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
     max_seqlen: int | Tensor | None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    softcap: float = 0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
     """As `flash_attn_varlen_func`, with q, k and v in one tensor, ``(total, 3, heads, head_dim)``."""
     q, k, v = _parts(3, "(total, 3, heads, head_dim)", qkv=qkv)
-    options = (softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes, (cu_seqlens, cu_seqlens))
+    options = {"softcap": softcap, "deterministic": deterministic}
+    call = _flash.problem(softmax_scale, causal, window_size, (cu_seqlens, cu_seqlens), **options)
+    return _attend(call, q, k, v, return_attn_probs, dropout_p, alibi_slopes)
 
 
 @named(**_NAMES)
@@ -182,19 +187,20 @@ def flash_attn_varlen_kvpacked_func(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int | Tensor | None,
     max_seqlen_k: int | Tensor | None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    softcap: float = 0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
     """As `flash_attn_varlen_func`, with k and v in one tensor, ``(total_k, 2, heads_kv, head_dim)``."""
     k, v = _parts(2, "(total_k, 2, heads_kv, head_dim)", kv=kv)
-    options = (softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes, (cu_seqlens_q, cu_seqlens_k))
+    options = {"softcap": softcap, "deterministic": deterministic}
+    call = _flash.problem(softmax_scale, causal, window_size, (cu_seqlens_q, cu_seqlens_k), **options)
+    return _attend(call, q, k, v, return_attn_probs, dropout_p, alibi_slopes)
 
 
 @named(**_flash.CACHE_NAMES, page_table="block_table")
@@ -213,7 +219,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
+    softcap: float = 0,
     rotary_interleaved: bool = True,
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
@@ -235,7 +241,7 @@ def flash_attn_with_kvcache(
       return_softmax_lse: also return the LSE.
     """
     new = _append.New(k, v, None, rotary_cos, rotary_sin, None, rotary_interleaved)
-    call = _flash.problem(softmax_scale, causal, window_size, softcap)
+    call = _flash.problem(softmax_scale, causal, window_size, softcap=softcap)
     return _flash_cache.cached(
         call,
         q,
@@ -267,17 +273,15 @@ def serve() -> ModuleType:
 
 
 def _attend(
+    call: _call.Call,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    options: tuple[Any, Any, Any, Any, Any],
     with_probabilities: bool,
     dropout_p: float,
-    alibi_slopes: Tensor | None = None,
-    metadata: tuple[Any, ...] = (),
+    alibi_slopes: Tensor | None,
 ) -> Any:
-    """The result of a call with these options of `_flash.problem`, as FlashAttention-2 returns it."""
-    call = _flash.problem(*options, metadata)
+    """The result of a call, as FlashAttention-2 returns it."""
     _flash.add_alibi(call, q, k, alibi_slopes)
     _dropout.add(call, dropout_p, None, 0)
     results = _flash.run(call, q, k, v, return_lse=with_probabilities)

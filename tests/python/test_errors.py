@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 import tandem
 import torch
-from tandem import _errors, flash_attn
+from tandem import _errors, distributed, flash_attn
 from test_forward import e4m3, qkv
 
 
@@ -287,6 +288,20 @@ def test_keywords_that_explain_does_not_take() -> None:
             with pytest.raises(TypeError) as caught:
                 call(q, k, v, causal=True, **{name: None})
             assert str(caught.value) == f"{call.__name__}() got an unexpected keyword argument {name!r}"
+
+
+def test_options_that_a_part_of_a_call_does_not_take() -> None:
+    q, k, v = qkv()
+    backward = functools.partial(tandem.attention_backward, q, q, k, v, q, q[..., 0])
+    ranks = functools.partial(distributed.context_parallel_attention, q, k, v, layout=None)
+    decode = functools.partial(distributed.context_parallel_decode, q, k, v, cache=None)
+    taken = {backward: "split_size", ranks: "precision", decode: "dropout_p"}
+    for call, name in taken.items():
+        message = f"^{name} is not an option of {call.func.__name__}; leave it out$"
+        with pytest.raises(tandem.InvalidArgumentError, match=message):
+            call(**{name: None})
+        with pytest.raises(TypeError, match=r"\(\) got an unexpected keyword argument 'foo'"):
+            call(foo=1)
 
 
 @pytest.mark.parametrize("make", [torch.as_tensor, np.asarray])

@@ -61,19 +61,17 @@ def problem(
     scale: float | None,
     causal: bool,
     window_size: Any,
-    softcap: float,
-    deterministic: bool = False,
     metadata: tuple[Any, ...] = (),
-    split_size: int = 0,
+    /,
+    **options: Any,
 ) -> _call.Call:
-    """The call that means this. `metadata`: the first of _call.METADATA; the others are None."""
+    """The call that means this. `metadata`: the first of _call.METADATA; the others are None. Other `options`
+    have the names of tandem.attention's."""
     left, right = _call.pair("window_size", window_size)
     # FlashAttention-4 writes an unbounded side as None.
     window = (-1 if left is None else left, -1 if right is None else right)
     metadata += (None,) * (len(_call.METADATA) - len(metadata))
-    call = _call.Call(scale, causal, window, softcap, deterministic, metadata=metadata)
-    call.split_size = split_size
-    return call
+    return _call.Call(scale, causal, window, metadata=metadata, **options)
 
 
 def add_alibi(call: _call.Call, q: Any, k: Any, slopes: Any, chunk: Any = 0) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tandem import _call, _dropout
+from tandem import _call
 from tandem.distributed import _operators
 from tandem.distributed._begin import Asked, begin
 from tandem.distributed._comm import Ranks
@@ -18,6 +18,11 @@ from tandem.distributed._layout import Layout
 from tandem.distributed._parts import Saved
 from tandem.distributed._strategies import backward, forward
 from tandem.torch import _derivatives
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tandem._api import Options
 
 
 def context_parallel_attention(
@@ -28,24 +33,15 @@ def context_parallel_attention(
     layout: Layout,
     group: Any = None,
     cu_seqlens: Tensor | None = None,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
     sink: Tensor | None = None,
-    scale: float | None = None,
-    deterministic: bool = False,
     return_lse: bool = False,
     strategy: str = "auto",
-    check: bool = True,
     score_mod: Any = None,
     mask_mod: Any = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
-    dropout_p: float = 0,  # an integer: torch.compile takes it for a constant
-    dropout_seed: int | None = None,
-    dropout_offset: int = 0,
-    sm_limit: int = 0,
+    **options: Unpack[Options],
 ) -> Any:
     """Exact attention over sequences whose rows are divided among ranks; autograd flows through it.
 
@@ -61,11 +57,8 @@ def context_parallel_attention(
         the first one and the ranks of a node along the second one; its ranks are counted row by row.
       cu_seqlens: of all rows, as one device would be given it. It only confirms ``layout.lengths``: reading
         it from a GPU synchronises.
-      causal, window, softcap, scale: as for ``tandem.attention``.
       sink: ``(heads_q,)`` float32, the same on every rank. Its gradient is this rank's share: the sum over
         the ranks is the whole, as of every parameter whose tokens are divided.
-      deterministic: gradients are the same bits in every run, in whatever order messages arrive. So they are
-        under ``torch.use_deterministic_algorithms``.
       return_lse: also return the log-sum-exp of the rank's rows, ``(batch, heads_q, rows)`` or ``(heads_q,
         rows)``.
       strategy: "gather" (each rank receives the keys that it needs, some heads at a time, while it computes
@@ -73,16 +66,19 @@ def context_parallel_attention(
         of two dimensions "heads+gather" or "heads+ring" (heads within a node, keys across nodes), or "auto",
         the quickest by a model of the machine, as `explain` tells. The first call of a group exchanges which
         hosts its ranks are on, so that all choose the same.
-      check: compare the arguments of all ranks before anything else is sent: an exchange of 16 bytes, for
-        which a GPU's stream is waited for. It has to be the same on every rank. Without it ranks that
-        disagree wait for one another until the group's time-out, or worse.
       score_mod, mask_mod, bias, mask, alibi_slopes: as for ``tandem.attention``, of whole sequences:
         positions are those of the sequence, and arrays are whole and the same on every rank. Gradients of
         what scores read are this rank's share, as the sink's.
-      dropout_p, dropout_seed, dropout_offset: as for ``tandem.attention``, and the same entries are kept.
-        Without a seed all take one that the first rank draws of PyTorch's random numbers.
-      sm_limit: on a GPU, the SMs that attention takes at most; 0 is all. NCCL's kernels have the others from
-        the start, instead of once a tile ends.
+      options: as for ``tandem.attention`` (``causal``, ``scale``, ...), of whole sequences; those that are
+        not taken are an error that says so. Some mean more here:
+      deterministic: gradients are the same bits in every run, in whatever order messages arrive. So they are
+        under ``torch.use_deterministic_algorithms``.
+      check: compare the arguments of all ranks before anything else is sent: an exchange of 16 bytes, for
+        which a GPU's stream is waited for. On by default; it has to be the same on every rank. Without it
+        ranks that disagree wait for one another until the group's time-out, or worse.
+      dropout_p, dropout_seed, dropout_offset: the same entries are kept. Without a seed all ranks take one
+        that the first rank draws of PyTorch's random numbers.
+      sm_limit: NCCL's kernels have the other SMs from the start, instead of once a tile ends.
 
     In a graph of torch.compile it is an operator, without a graph break; make the layout outside of it. One
     graph serves every layout. A call with functions or dropout is a graph break.
@@ -100,8 +96,8 @@ def context_parallel_attention(
     (arXiv:2309.14509).
     """
     return_lse = _call.flag("return_lse", return_lse)
-    call = _call.Call(scale, causal, window, softcap, deterministic, check, sm_limit=sm_limit)
-    _dropout.add(call, dropout_p, dropout_seed, dropout_offset)
+    given: dict[str, Any] = {"check": True, **options}
+    call = _call.of_options("context_parallel_attention", given, _call.PARTS)
     functions = (score_mod, bias, alibi_slopes, mask_mod, mask)
     asked = Asked(call, layout, cu_seqlens, strategy, functions)
     if asked.asks_pairs:

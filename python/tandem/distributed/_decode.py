@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,14 @@ from tandem.distributed._begin import validate_tensor
 from tandem.distributed._cache_layout import CacheLayout
 from tandem.distributed._comm import Ranks
 from tandem.torch import _derivatives
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tandem._api import Options
+
+#: What it takes of the options of calls over ranks: dropout would need to know which keys are a rank's.
+_OPTIONS = tuple(name for name in _call.PARTS if not name.startswith("dropout_"))
 
 
 @dataclass(frozen=True)
@@ -44,13 +52,9 @@ def context_parallel_decode(
     page_table: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
     sink: Tensor | None = None,
-    scale: float | None = None,
     return_lse: bool = False,
-    check: bool = True,
+    **options: Unpack[Options],
 ) -> Any:
     """Exact attention of the same queries on every rank over a cache of which each rank has some keys.
 
@@ -73,12 +77,13 @@ def context_parallel_decode(
         page_size`` of page ``page_table[b, i // page_size]``. Entries past a sequence's end may hold
         anything.
       k_scale, v_scale: of an 8-bit cache, as for ``tandem.attention``: ``(1,)`` or ``(batch, heads_kv)``.
-      causal, window, softcap, scale: as for ``tandem.attention``, of whole sequences: query i sees keys up to
-        ``i + seqused_k - seqlen_q``.
       sink: ``(heads_q,)`` float32, the same on every rank; it joins once.
       return_lse: also return the log-sum-exp, float32 ``(batch, heads_q, seqlen_q)``.
+      options: as for ``tandem.attention`` (``causal``, ``scale``, ...), of whole sequences: a causal query i
+        sees keys up to ``i + seqused_k - seqlen_q``. Those that are not taken are an error that says so.
       check: compare the arguments of all ranks, seqused_k's numbers among them, before results are sent: an
-        exchange of 16 bytes, for which a GPU's stream is waited for. It has to be the same on every rank.
+        exchange of 16 bytes, for which a GPU's stream is waited for. On by default; it has to be the same on
+        every rank.
 
     torch.compile leaves the call out of its graphs.
 
@@ -90,13 +95,15 @@ def context_parallel_decode(
       TandemError: on every rank where one of them has passed something wrong or two disagree, before results
         are sent (with ``check``). ExecutionError as `context_parallel_attention` does.
     """
-    call = _call.Call(scale, causal, window, softcap)
+    given: dict[str, Any] = {"check": True, **options}
+    call = _call.of_options("context_parallel_decode", given, _OPTIONS)
     asked = _Asked(call, q, k, v, cache, seqused_k, page_table, k_scale, v_scale, sink)
-    return _run(asked, Ranks.of(group), return_lse, check)
+    return _run(asked, Ranks.of(group), return_lse)
 
 
-def _decode(asked: _Asked, ranks: Ranks, return_lse: Any, check: Any) -> Any:
+def _decode(asked: _Asked, ranks: Ranks, return_lse: Any) -> Any:
     """`context_parallel_decode`."""
+    check = asked.call.check
     device = getattr(asked.q, "device", torch.device("cpu"))
     with _agree.agreed(ranks, "context_parallel_decode", device, check) as same:
         return_lse, check = _call.flag("return_lse", return_lse), _call.flag("check", check)
@@ -206,7 +213,7 @@ def _of_rank(rank: int, asked: _Asked) -> tuple[Tensor, Tensor]:
         cache_batch_idx=entries,
     )
     of_rank = tuple(metadata.get(name) for name in _call.METADATA)
-    call = replace(asked.call, causal=False, window=(-1, -1), metadata=of_rank)
+    call = replace(asked.call, causal=False, window=(-1, -1), check=False, metadata=of_rank)
     out = q.new_empty((*q.shape[:-1], asked.v.shape[-1]), dtype=torch.float32)
     sink = asked.sink if rank == 0 else None
     _, lse = _call.forward(call, q, asked.k, asked.v, sink, return_lse=True, out=out)

@@ -58,9 +58,7 @@ def attention(
         entries; the places of its first query and of its first key; and the distance from row to row.
     """
     given = {name: options.pop(name, None) for name in _call.METADATA}
-    for name in options:
-        if name not in _call.JAX:
-            raise TypeError(f"attention() got an unexpected keyword argument {name!r}")
+    _call.expect_options("tandem.jax.attention", options, _call.JAX)
     if out_dtype is not None:
         out_dtype = _arrays.dtype_named(out_dtype).name
     return_lse = _call.flag("return_lse", return_lse)
@@ -212,16 +210,13 @@ def context_parallel_attention(
       layout: which rows a device has, as of `tandem.distributed.Layout`: "zigzag", a part near the start and
         one near the end, or "contiguous". `row_order` sorts a sequence's rows for it.
       causal, window, return_lse: as for `attention`; a window comes with ``causal``.
-      options: ``scale``, ``softcap``, ``sink``, ``deterministic`` and ``sm_limit`` of `attention`;
-        ``bias`` and ``mask``, of whole sequences and the same on every device, their rows in the sequence's
-        order; ``dropout_p``, ``dropout_seed`` and ``dropout_offset``, the same on every device, which keep
-        what one device keeps.
+      options: ``scale``, ``sink``, ``deterministic``, ``sm_limit`` and others of `attention`; those that are
+        not taken are an error that says so. ``bias`` and ``mask`` are of whole sequences and the same on
+        every device, their rows in the sequence's order; ``dropout_p``, ``dropout_seed`` and
+        ``dropout_offset``, the same on every device, keep what one device keeps.
     """
-    unknown = options.keys() - _ranks.OPTIONS
-    if unknown:
-        raise InvalidArgumentError(
-            f"{sorted(unknown)[0]} is not an option of attention over devices; leave it out"
-        )
+    taken = (*(name for name in _call.PARTS if name in _call.JAX), "sink", "bias", "mask")
+    _call.expect_options("tandem.jax.context_parallel_attention", options, taken)
     causal, return_lse = _call.flag("causal", causal), _call.flag("return_lse", return_lse)
     options |= {"causal": causal, "window": _call.pair("window", window)}
     return _ranks.attend(attention, q, k, v, axis_name, layout, return_lse, options)

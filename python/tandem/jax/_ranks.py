@@ -19,12 +19,6 @@ from tandem.jax._shards import places
 #: Parts of a sequence that a device holds.
 PARTS = {"contiguous": 1, "zigzag": 2}
 
-#: Options of attention over devices besides causal and window.
-OPTIONS = frozenset(
-    ("scale", "softcap", "sink", "deterministic", "sm_limit", "bias", "mask")
-    + ("dropout_p", "dropout_seed", "dropout_offset")
-)
-
 
 def row_order(layout: str, seqlen: int, ranks: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The rows of a sequence, device by device: ``x[:, row_order(...)]`` is what shard_map is to divide, and
