@@ -332,13 +332,13 @@ def attention_backward(
     call.metadata = metadata
     call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.expect_seed(call)
-    arrays = (dout, q, k, v, out, lse, sink, dlse, (dq, dk, dv, dsink))
+    arrays, written = (dout, dlse, q, k, v, sink, out, lse), (dq, dk, dv, dsink)
     if _arrays.is_torch(q):
         from tandem.torch import _calls
 
-        gradients = _calls.attention_backward(call, *arrays)
+        gradients = _calls.attention_backward(call, arrays, written)
     else:
-        gradients = _call.backward(call, *arrays)
+        gradients = _call.backward(call, arrays, written)
     return gradients if sink is not None else gradients[:3]
 
 

@@ -297,18 +297,11 @@ def forward(
 
 
 def backward(
-    call: Call,
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    sink: Any,
-    dlse: Any,
-    written: tuple[Any, Any, Any, Any] = (None, None, None, None),
+    call: Call, tensors: Sequence[Any], written: Sequence[Any] = (None, None, None, None)
 ) -> tuple[Any, ...]:
-    """(dq, dk, dv, dsink): those in `written`, made where None; dsink is None without a sink."""
+    """(dq, dk, dv, dsink): those in `written`, made where None; dsink is None without a sink. `tensors`:
+    (dout, dlse, q, k, v, sink, out, lse), of which dlse and sink may be None."""
+    dout, dlse, q, k, v, sink, out, lse = tensors
     library = _arrays.library_of("q", q)
 
     def like(name: str, array: Any, given: Any) -> Any:

@@ -280,7 +280,7 @@ def _cpu_backward(
     if seen < k.shape[2]:
         dk, dv = (torch.zeros_like(t).transpose(1, 2) for t in (k, v))
     written = (dq, dk[:, :seen], dv[:, :seen], None)
-    _call.backward(call, dout, rows, keys, values, out, lse, None, None, written)
+    _call.backward(call, (dout, None, rows, keys, values, None, out, lse), written)
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 

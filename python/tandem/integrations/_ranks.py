@@ -17,7 +17,6 @@ from tandem._errors import InvalidArgumentError, UnsupportedError
 from tandem.distributed import Layout, context_parallel_attention
 from tandem.distributed._agree import agreed
 from tandem.distributed._comm import Ranks
-from tandem.integrations._masks import Mask
 
 LAYOUTS = ("zigzag", "contiguous", "striped", "balanced")
 _IGNORED = -100  # Transformers' label of tokens without a loss
@@ -182,12 +181,8 @@ def _digest(given: dict[str, Any]) -> str:
     return found.hexdigest()[:12]
 
 
-def attend(
-    divided: Divided, q: Tensor, k: Tensor, v: Tensor, mask: Mask | Tensor, options: dict[str, Any]
-) -> Tensor:
+def attend(divided: Divided, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
     """A layer's attention: (batch, rows, heads, head_dim)."""
-    if isinstance(mask, Tensor):
-        raise UnsupportedError("a mask tensor is not divided among ranks; leave it out")
     packed = divided.layout.packed
     if packed:
         q, k, v = (t.flatten(0, 1) for t in (q, k, v))

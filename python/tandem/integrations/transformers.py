@@ -193,7 +193,7 @@ def attention_forward(
         return attention(q, k, v, **options, **_by_pair(seen, position_bias)), None
     options |= {"causal": mask.pattern.causal, "window": mask.pattern.window}
     if context_parallel is not None:
-        return _ranks.attend(context_parallel, q, k, v, mask, options), None
+        return _ranks.attend(context_parallel, q, k, v, options), None
     if rows is None:
         options |= {"seqused_q": mask.seqused_q, "seqused_k": mask.seqused_k}
         options |= _by_pair(None, position_bias)

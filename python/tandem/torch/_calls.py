@@ -84,40 +84,29 @@ def _reads_plain(call: _call.Call) -> bool:
     return True
 
 
-def attention_backward(
-    call: _call.Call,
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    sink: Any,
-    dlse: Any,
-    written: tuple[Any, Any, Any, Any],
-) -> tuple[Any, ...]:
-    """(dq, dk, dv, dsink), those in `written` where given, as tandem.attention_backward for tensors."""
-    inputs = (dout, dlse, q, k, v, sink, out, lse)
+def attention_backward(call: _call.Call, tensors: Any, written: Any) -> tuple[Any, ...]:
+    """As _call.backward, for tensors."""
+    dout, dlse, q, k, v, sink, out, lse = tensors
     named = dict(zip(("dq", "dk", "dv", "dsink"), written, strict=True))
     is_direct = _direct.is_possible(q, k, v, dout, out, lse, beside=(dlse, sink, *call.metadata))
     if not is_direct:
         others = {"dout": dout, "dlse": dlse, "k": k, "v": v, "sink": sink, "out": out, "lse": lse}
         _validate(call, q, **others, **named)
-    recorded = _derivatives.is_recorded(*inputs)
+    recorded = _derivatives.is_recorded(*tensors)
     for name, t in named.items():
         if t is not None:
             _derivatives.validate_out(name, t, recorded)
     if is_direct and not recorded and (call.asks_pairs or not _direct.is_profiled()):
-        gradients = _call.backward(call, dout, q, k, v, out, lse, sink, dlse, written)
+        gradients = _call.backward(call, tensors, written)
         _arrays.wrote(*written)
         return gradients
     if all(t is None for t in written):
         flat, functions = _operators.arguments(call)
         needed = (True, True, True, sink is not None, *([False] * len(functions[2]) if functions else ()))
-        return _derivatives.by_operator(flat, functions, needed, *inputs)[:4]
+        return _derivatives.by_operator(flat, functions, needed, *tensors)[:4]
     pairs = zip(written, (q, k, v, sink), strict=True)
     made = tuple(_like(t) if given is None and t is not None else given for given, t in pairs)
-    torch.ops.tandem.attention_backward_out(*inputs, *_operators.flat(call), *made)
+    torch.ops.tandem.attention_backward_out(*tensors, *_operators.flat(call), *made)
     return made
 
 

@@ -75,21 +75,10 @@ def forward(
     return _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
 
 
-def backward(
-    call: _call.Call,
-    needed: Sequence[bool],
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    *read: Tensor,
-) -> tuple[Tensor | None, ...]:
+def backward(call: _call.Call, needed: Sequence[bool], *tensors: Any) -> tuple[Tensor | None, ...]:
     """The gradients of q, k, v and the sink, and of what the call's functions read; None of those that are
-    not `needed`."""
+    not `needed`. `tensors`: as of _call.backward, and what the functions read."""
+    dout, dlse, q, k, v, sink, out, lse, *read = tensors
     # torch.empty_like is the quickest way to a contiguous tensor.
     made = [
         torch.empty_like(t, memory_format=torch.contiguous_format) if wanted and t is not None else None

@@ -116,25 +116,18 @@ def _forward_out(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: An
 
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     tensors, flat, needed = arguments[:8], arguments[8:-4], arguments[-4:]
-    found = _direct.backward(unflat(flat), needed, *tensors)
-    q: Tensor = tensors[2]
-    return tuple(q.new_empty(0) if gradient is None else gradient for gradient in found)
+    return tuple(_present(_direct.backward(unflat(flat), needed, *tensors), tensors[2]))
 
 
-def _backward_out(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    *rest: Any,
-) -> None:
-    flat, written = rest[:-4], rest[-4:]
+def _present(gradients: Sequence[Tensor | None], q: Tensor) -> list[Tensor]:
+    """Gradients as operators return them: empty in place of None."""
+    return [q.new_empty(0) if gradient is None else gradient for gradient in gradients]
+
+
+def _backward_out(*arguments: Any) -> None:
+    (dout, dlse, *others), flat, written = arguments[:8], arguments[8:-4], arguments[-4:]
     dout, dlse = _direct.rows_contiguous(dout), _direct.rows_contiguous(dlse)
-    _call.backward(unflat(flat), dout, q, k, v, out, lse, sink, dlse, written)
+    _call.backward(unflat(flat), (dout, dlse, *others), written)
 
 
 def _unflat_with_functions(q: Tensor, arguments: Sequence[Any]) -> _call.Call:
@@ -151,11 +144,10 @@ def _functions_forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *re
 
 def _functions_backward(*arguments: Any) -> list[Tensor]:
     tensors, (*flat, need_read), needed = arguments[:8], arguments[8:-4], arguments[-4:]
-    q: Tensor = tensors[2]
-    call = _unflat_with_functions(q, flat)
+    call = _unflat_with_functions(tensors[2], flat)
     call.functions.differentiated = tuple(i for i, is_needed in enumerate(need_read) if is_needed)
     found = _direct.backward(call, (*needed, *need_read), *tensors, *call.functions.arrays)
-    return [q.new_empty(0) if gradient is None else gradient for gradient in found]
+    return _present(found, tensors[2])
 
 
 def _fake_lse(q: Tensor) -> Tensor:
@@ -171,17 +163,10 @@ def _fake_forward_out(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *res
     return _fake_lse(q)
 
 
-def _fake_backward(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    *rest: Any,
-) -> tuple[Tensor, ...]:
-    wanted = zip((q, k, v, sink), rest[-4:], strict=True)
-    return tuple(q.new_empty(0) if t is None or not needed else t.new_empty(t.shape) for t, needed in wanted)
+def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    pairs = zip(arguments[2:6], arguments[-4:], strict=True)
+    gradients = [t.new_empty(t.shape) if needed and t is not None else None for t, needed in pairs]
+    return tuple(_present(gradients, arguments[2]))
 
 
 def _fake_functions_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -192,8 +177,8 @@ def _fake_functions_backward(*arguments: Any) -> list[Tensor]:
     *others, read, need_read = arguments[:-4]
     gradients = _fake_backward(*others, *arguments[-4:])
     q: Tensor = arguments[2]
-    of_read = zip(read, need_read, strict=True)
-    return [*gradients, *(t.new_empty(t.shape) if needed else q.new_empty(0) for t, needed in of_read)]
+    of_read = [t.new_empty(t.shape) if needed else None for t, needed in zip(read, need_read, strict=True)]
+    return [*gradients, *_present(of_read, q)]
 
 
 def _fake_backward_out(*arguments: Any) -> None:

@@ -64,8 +64,7 @@ def _gradients(
     """The gradients of the inputs."""
     if _is_batched(dout) or (dlse is not None and _is_batched(dlse)):
         return _one_by_one(call, needed, dout, dlse, *others)
-    is_direct = call.asks_pairs or _direct.is_possible(*others[:3], beside=(dout, dlse))
-    if _operators.way_on(call, is_direct) is not _direct.forward:
+    if not call.asks_pairs and (_direct.is_profiled() or not _direct.is_possible(dout, beside=(dlse,))):
         return _derivatives.by_operator(_operators.flat(call), (), needed, dout, dlse, *others)
     if not torch.is_grad_enabled():
         return _direct.backward(call, needed, dout, dlse, *others)
