@@ -13,20 +13,9 @@ from tandem import _arrays, _core
 from tandem._core import DType
 from tandem._errors import InvalidArgumentError
 
-#: The tensors of a call that no gradient flows through, in the order in which Call.metadata has them.
-METADATA = (
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "seqused_q",
-    "seqused_k",
-    "q_scale",
-    "k_scale",
-    "v_scale",
-    "page_table",
-    "leftpad_k",
-    "cache_batch_idx",
-    "causal_by_sequence",
-)
+#: The tensors of a call that no gradient flows through, in the order in which Call.metadata has them: what
+#: is between (q, k, v, sink) and (out, lse).
+METADATA = _core.FORWARD[4:-2]
 
 #: The last of METADATA, of which no call has gradients: those that make k and v a cache, and the mask of each
 #: sequence.
