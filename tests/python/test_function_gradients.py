@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from test_functions import BIAS, BUCKETS, SK, SLOPES, SQ, TABLE, B, D, H, inputs, positions, randn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 GRADIENTS = {
     "ALiBi": ("alibi", SLOPES),
@@ -185,3 +186,18 @@ def test_nothing_has_a_gradient_inside_of_no_grad():
         assert torch.equal(tandem.attention(q, k, v, score_mod=gated), results[0][0])
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["q", "bias", "dropout"])
+def test_forward_mode_is_refused(name):
+    """PyTorch would take the derivative for zero."""
+    q, k, v = inputs()
+    options = {"dropout_p": 0.1} if name == "dropout" else {"bias": BIAS}
+    what = "tensor 0 that it reads" if name == "bias" else "q"
+    with forward_ad.dual_level():
+        if name == "bias":
+            options["bias"] = forward_ad.make_dual(BIAS, torch.ones_like(BIAS))
+        else:
+            q = forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(tandem.UnsupportedError, match=f"^{what} carries a tangent"):
+            tandem.attention(q, k, v, **options)

@@ -178,22 +178,27 @@ _DIFFERENTIATED = ("attention", "attention_with_functions")
 def without_tangents(namespace: str, name: str, kernel: Any) -> Any:
     """The autograd kernel of the operator `name`, and an error where forward mode wants a derivative of it,
     or reverse mode one of its metadata. PyTorch would take it for zero, without a word."""
-    unpack: Any = forward_ad.unpack_dual
     arguments_of = getattr(getattr(torch.ops, namespace), name).default._schema.arguments
     names = [argument.name for argument in arguments_of]
     first = names.index(_call.METADATA[0]) if _call.METADATA[0] in names else None
 
     def validated(keyset: Any, *arguments: Any) -> Any:
         if forward_ad._current_level >= 0:
-            for i, argument in enumerate(arguments):
-                if any(unpack(t).tangent is not None for t in _tensors(argument)):
-                    raise no_forward_mode(name, names[i])
+            validate_tangents(name, dict(zip(names, arguments, strict=True)))
         if first is not None:
             metadata = arguments[first : first + len(_call.METADATA)]
             validate_metadata(metadata, name in _DIFFERENTIATED and is_recorded(*arguments[:first]))
         return kernel(keyset, *arguments)
 
     return validated
+
+
+def validate_tangents(name: str, arguments: dict[str, Any]) -> None:
+    """An error where one of the arguments of the operator `name` carries a tangent."""
+    unpack: Any = forward_ad.unpack_dual
+    for argument, value in arguments.items():
+        if any(unpack(t).tangent is not None for t in _tensors(value)):
+            raise no_forward_mode(name, argument)
 
 
 def no_forward_mode(name: str, argument: str) -> UnsupportedError:

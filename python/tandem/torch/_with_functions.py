@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tandem import _call
 from tandem._errors import UnsupportedError
 from tandem.functions import _functions
-from tandem.torch import _direct, _graph
+from tandem.torch import _derivatives, _direct, _graph
 
 
 def validate(name: str, tensors: dict[str, Any]) -> None:
@@ -35,6 +36,8 @@ def validate_call(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, captured:
     named = {"q": q, "k": k, "v": v, "sink": sink}
     named |= {f"tensor {i} that it reads": t for i, t in enumerate(captured)}
     validate("dropout_p" if call.functions is None else "a function", named)
+    if forward_ad._current_level >= 0:
+        _derivatives.validate_tangents("attention", named)
 
 
 def of_call(call: _call.Call, q: Any, k: Any, *functions: Any) -> Any:
