@@ -23,7 +23,6 @@ struct FieldValues {
 template <typename Field>
 bool read_field(const std::string& text, Field& field) {
   if constexpr (std::is_enum_v<Field>) {
-    constexpr int most_enumerators = 8;
     for (int i = 0; i < most_enumerators; ++i) {
       if (text != name_of(static_cast<Field>(i))) continue;
       field = static_cast<Field>(i);

@@ -19,64 +19,6 @@
 
 namespace tandem {
 
-/// The enumerators' names, as config/types.hpp and config/recipe.hpp have them.
-constexpr const char* name_of(Element element) {
-  return element == Element::f16 ? "f16" : "bf16";
-}
-constexpr const char* name_of(ScoreTransform transform) {
-  switch (transform) {
-    case ScoreTransform::raw: return "raw";
-    case ScoreTransform::scaled: return "scaled";
-    case ScoreTransform::softcap: return "softcap";
-  }
-  return "unknown";
-}
-constexpr const char* name_of(OperandType type) {
-  switch (type) {
-    case OperandType::e4m3: return "e4m3";
-    case OperandType::s8: return "s8";
-    case OperandType::input: return "input";
-  }
-  return "unknown";
-}
-constexpr const char* name_of(Arranged arranged) {
-  switch (arranged) {
-    case Arranged::all: return "all";
-    case Arranged::values: return "values";
-    case Arranged::none: return "none";
-  }
-  return "unknown";
-}
-constexpr const char* name_of(ScaleGroup group) {
-  switch (group) {
-    case ScaleGroup::tensor: return "tensor";
-    case ScaleGroup::head: return "head";
-    case ScaleGroup::block: return "block";
-    case ScaleGroup::row: return "row";
-    case ScaleGroup::channel: return "channel";
-  }
-  return "unknown";
-}
-constexpr const char* name_of(KeySource keys) {
-  switch (keys) {
-    case KeySource::rows: return "rows";
-    case KeySource::entries: return "entries";
-    case KeySource::pages: return "pages";
-    case KeySource::padded_pages: return "padded_pages";
-  }
-  return "unknown";
-}
-constexpr const char* name_of(Stored type) {
-  switch (type) {
-    case Stored::f32: return "f32";
-    case Stored::f16: return "f16";
-    case Stored::bf16: return "bf16";
-    case Stored::e4m3: return "e4m3";
-    case Stored::s8: return "s8";
-  }
-  return "unknown";
-}
-
 /// The name that ends a template argument, out of the name of a function: "[with T = tandem::Element; ...]".
 /// GCC writes it without the namespace, Clang with it.
 constexpr std::string_view argument_name(std::string_view function) {
@@ -96,6 +38,23 @@ constexpr std::string_view member_name() {
   return argument_name(__PRETTY_FUNCTION__);
 }
 static_assert(member_name<&Tiling::head_dim_qk>() == "head_dim_qk");
+/// "bf16"
+template <auto value>
+constexpr std::string_view enumerator_name() {
+  return argument_name(__PRETTY_FUNCTION__);
+}
+constexpr int most_enumerators = 8;
+template <typename Enum>
+requires std::is_enum_v<Enum>
+constexpr std::string_view name_of(Enum value) {
+  std::string_view name = "unknown";
+  const auto find = [&]<int... i>(std::integer_sequence<int, i...> /*values*/) {
+    ((static_cast<int>(value) == i ? void(name = enumerator_name<static_cast<Enum>(i)>()) : void()), ...);
+  };
+  find(std::make_integer_sequence<int, most_enumerators>());
+  return name;
+}
+static_assert(name_of(Element::bf16) == "bf16");
 
 /// A member that has members of its own.
 template <typename T>
