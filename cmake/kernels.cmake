@@ -1,7 +1,7 @@
 # Device code as text in the library.
 file(GLOB_RECURSE TANDEM_DEVICE_FILES RELATIVE ${PROJECT_SOURCE_DIR}/src CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/src/ops/*.cuh ${PROJECT_SOURCE_DIR}/src/ops/config.hpp ${PROJECT_SOURCE_DIR}/src/tile/*.cuh ${PROJECT_SOURCE_DIR}/src/ptx/*.cuh)
-list(APPEND TANDEM_DEVICE_FILES problem/interval.hpp problem/quantized_layout.hpp problem/recipe.hpp config/trace.hpp config/types.hpp)
+list(APPEND TANDEM_DEVICE_FILES problem/interval.hpp problem/quantized_layout.hpp problem/recipe.hpp problem/score_options.hpp config/trace.hpp config/types.hpp)
 list(TRANSFORM TANDEM_DEVICE_FILES PREPEND ${PROJECT_SOURCE_DIR}/src/ OUTPUT_VARIABLE TANDEM_DEVICE_PATHS)
 set(TANDEM_EMBEDDED_SOURCES ${CMAKE_CURRENT_BINARY_DIR}/embedded_sources.cpp)
 add_custom_command(OUTPUT ${TANDEM_EMBEDDED_SOURCES}

@@ -3,6 +3,8 @@
 // either.
 #pragma once
 
+#include "problem/score_options.hpp"
+
 namespace tandem {
 
 /// 16-bit element types of the matrix products.
@@ -20,10 +22,6 @@ enum class Bytes : int { e4m3, s8, u8, u8_u8 };
 /// Shared-memory swizzle: 16-byte chunks are exchanged within rows of this many bytes, so that eight rows of
 /// a column fall into different banks.
 enum class Swizzle : int { b32, b64, b128 };
-
-/// What scores go through before the mask. `raw` leaves a positive scale to the exponent's multiply-add;
-/// `scaled` serves scales <= 0, where the largest raw score would not be the largest scaled one.
-enum class ScoreTransform : int { raw, scaled, softcap };
 
 /// A TMA tensor map (CUtensorMap): 128 opaque bytes that the driver encodes.
 struct alignas(64) TensorMap {

@@ -7,6 +7,7 @@
 
 #include "problem/dropout.hpp"
 #include "problem/recipe.hpp"
+#include "problem/score_options.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem {
@@ -92,7 +93,7 @@ constexpr std::int64_t max_gpu_wide_head_dim_qk = 576;
 constexpr std::int64_t max_gpu_wide_head_dim_v = 512;
 constexpr std::int64_t max_eight_bit_head_dim = 256;
 
-struct Problem {
+struct Problem : ScoreOptions {
   Pass pass = Pass::forward;
   Device device;
 
@@ -106,8 +107,6 @@ struct Problem {
   bool packed_q = false;
   bool packed_k = false;
 
-  float scale = 1.0F;
-  float softcap = 0.0F;  ///< 0: off
   /// Keys visible to query i: [i + shift - window_left, i + shift + window_right], shift = seqlen_k -
   /// seqlen_q. -1: unbounded. `causal` is already folded in (window_right 0, or less if that were possible).
   std::int64_t window_left = -1;

@@ -71,7 +71,7 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>, C.functio
         warpgroup(warpgroup_),
         thread(thread_),
         position(thread_),
-        scale_log2(C.functions.score_function ? params.scale : params.scale * log2_e),
+        scale_log2(C.functions.score_function ? params.score.scale : params.score.scale * log2_e),
         group(params.heads_q / params.heads_kv) {}
 
   /// This warpgroup's first key of the tile, or of the unit of keys.
@@ -149,9 +149,9 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>, C.functio
   TANDEM_DEVICE float probability(float score, float lse_log2, float scale, float& slope) const {
     if constexpr (C.functions.dropout) slope = 1.0F;
     if constexpr (!C.softcap) return ptx::exp2(ptx::fma(score, scale, -lse_log2));
-    const CappedScore capped = cap_score(score, 2.0F * scale / p.softcap);
+    const CappedScore capped = cap_score(score, 2.0F * scale / p.score.softcap);
     slope = capped.slope;
-    return ptx::exp2(ptx::fma(capped.part, p.softcap * log2_e, -lse_log2));
+    return ptx::exp2(ptx::fma(capped.part, p.score.softcap * log2_e, -lse_log2));
   }
 
   /// What the score function takes: the scaled score, and its slope where that is capped.
@@ -159,8 +159,8 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>, C.functio
     float x = score * scale;
     slope = 1.0F;
     if constexpr (C.functions.score_function && C.softcap) {
-      const CappedScore capped = cap_score(score, 2.0F * log2_e * scale / p.softcap);
-      x = p.softcap * capped.part;
+      const CappedScore capped = cap_score(score, 2.0F * log2_e * scale / p.score.softcap);
+      x = p.score.softcap * capped.part;
       slope = capped.slope;
     }
     return x;
@@ -341,8 +341,8 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>, C.functio
                                         static_cast<i64>(t.begin_k) * p.dk_stride.row,
                                     p.dk_stride.row, p.head_dim_qk, p.dk_vectors};
     if constexpr (C.f32_dk_dv) rows.added = (p.added & added_dk) != 0;
-    store_rows<C.tiling.element>(rows, dk, p.scale, t.first_key + key_at(), first_col, t.visible.seqlen_k,
-                                 t.end_k, thread);
+    store_rows<C.tiling.element>(rows, dk, p.score.scale, t.first_key + key_at(), first_col,
+                                 t.visible.seqlen_k, t.end_k, thread);
   }
   /// Writes dV of the tile's keys that this warpgroup has, from column `first_col` on.
   template <int n>

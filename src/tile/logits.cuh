@@ -14,18 +14,19 @@
 namespace tandem::tile {
 
 /// Scales or caps the scores of the 16-bit forward kernel, where the exponent's multiply-add cannot do it.
-/// `scale` is the softmax's, times that of K where K has one.
+/// The scale is the softmax's, times that of K where K has one.
 template <ScoreTransform transform, int n>
-TANDEM_DEVICE void transform_scores(float (&s)[n], float scale, float softcap) {
+TANDEM_DEVICE void transform_scores(float (&s)[n], const ScoreOptions& score) {
   if constexpr (transform == ScoreTransform::scaled) {
 #pragma unroll
-    for (int i = 0; i < n; ++i) s[i] *= scale;
+    for (int i = 0; i < n; ++i) s[i] *= score.scale;
   } else if constexpr (transform == ScoreTransform::softcap) {
     // cap * tanh(x) = cap * (1 - 2 / (1 + e^2x)): absolute error 1e-7 of the cap; tanh.approx leaves 5e-4.
-    const float inner = scale / softcap * 2.0F * log2_e;
+    const float cap = score.softcap;
+    const float inner = score.scale / cap * 2.0F * log2_e;
 #pragma unroll
     for (int i = 0; i < n; ++i) {
-      s[i] = softcap - 2.0F * softcap * ptx::reciprocal(1.0F + ptx::exp2(s[i] * inner));
+      s[i] = cap - 2.0F * cap * ptx::reciprocal(1.0F + ptx::exp2(s[i] * inner));
     }
   }
 }
@@ -33,7 +34,7 @@ TANDEM_DEVICE void transform_scores(float (&s)[n], float scale, float softcap) {
 /// What the softmax multiplies such scores by, in the exponent to base 2.
 template <ScoreTransform transform>
 TANDEM_DEVICE float scale_log2_of(const ForwardParams& p) {
-  return (transform == ScoreTransform::raw ? p.scale : 1.0F) * log2_e;
+  return (transform == ScoreTransform::raw ? p.score.scale : 1.0F) * log2_e;
 }
 
 /// Caps the scores of the 8-bit forward kernel. In the exponent of tanh, `unit` multiplies the scores of a

@@ -275,8 +275,7 @@ class Backward {
     const auto of_query = [&](const Operand& x) { return head_rows(x, batch, q.begin, head); };
     const auto of_key = [&](const Operand& x) { return head_rows(x, batch, k.begin, kv_head); };
     BackwardBlock b{.shape = shape_,
-                    .scale = p_.scale,
-                    .softcap = p_.softcap,
+                    .score = p_,
                     .window_left = p_.window_left,
                     .window_right = p_.window_right,
                     .seqlen_q = q.used,

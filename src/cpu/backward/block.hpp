@@ -8,6 +8,7 @@
 
 #include "cpu/common/ask_to_stop.hpp"
 #include "cpu/functions/program.hpp"
+#include "problem/score_options.hpp"
 #include "tandem/tensor.hpp"
 
 namespace tandem::cpu {
@@ -53,8 +54,7 @@ struct BackwardShape {
 
 struct BackwardBlock {
   BackwardShape shape;
-  float scale = 1.0F;
-  float softcap = 0.0F;
+  ScoreOptions score;
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
   std::int64_t seqlen_q = 0;

@@ -128,10 +128,10 @@ void see_by_functions(Tile& t) {
 /// What a function sees, out of the raw products of `count` keys: the scaled score, softcapped.
 template <typename Tile>
 void scale_and_cap(Tile& t, float* scores, int count) {
-  const bool capped = t.b.softcap > 0.0F;
-  const Vec scale = broadcast(t.b.scale);
-  const Vec cap = broadcast(t.b.softcap);
-  const Vec inverse_cap = broadcast(capped ? 1.0F / t.b.softcap : 0.0F);
+  const bool capped = t.b.score.softcap > 0.0F;
+  const Vec scale = broadcast(t.b.score.scale);
+  const Vec cap = broadcast(t.b.score.softcap);
+  const Vec inverse_cap = broadcast(capped ? 1.0F / t.b.score.softcap : 0.0F);
   for (int j = 0; j < count; ++j) {
     for (int n = 0; n < halves; ++n) {
       float* const s = scores + j * panel_lanes + n * vec_lanes;
@@ -158,9 +158,9 @@ void find_kept(Tile& t, std::int64_t p, std::int64_t r, int count) {
 template <typename Tile>
 void exponentials_by_functions(Tile& t, std::int64_t p, std::int64_t r, int count) {
   const FunctionProgram* const program = t.b.functions->score;
-  const bool capped = t.b.softcap > 0.0F;
-  const Vec scale = broadcast(t.b.scale);
-  const Vec inverse_cap = broadcast(capped ? 1.0F / t.b.softcap : 0.0F);
+  const bool capped = t.b.score.softcap > 0.0F;
+  const Vec scale = broadcast(t.b.score.scale);
+  const Vec inverse_cap = broadcast(capped ? 1.0F / t.b.score.softcap : 0.0F);
   float* const scores = t.at(t.x.weight) + r * panel_lanes;
   scale_and_cap(t, scores, count);
   find_kept(t, p, r, count);

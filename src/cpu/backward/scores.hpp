@@ -26,9 +26,9 @@ TANDEM_INLINE Vec kept_times_scale(Tile& t, std::int64_t p, std::int64_t r, int 
 
 template <bool capped, bool masked, typename Tile>
 void exponentials(Tile& t, std::int64_t p, std::int64_t s) {
-  const Vec scale = broadcast(t.b.scale);
-  const Vec cap = broadcast(t.b.softcap);
-  const Vec inverse_cap = broadcast(capped ? 1.0F / t.b.softcap : 0.0F);
+  const Vec scale = broadcast(t.b.score.scale);
+  const Vec cap = broadcast(t.b.score.softcap);
+  const Vec inverse_cap = broadcast(capped ? 1.0F / t.b.score.softcap : 0.0F);
   const Vec lse[2] = {load(t.at(t.x.lse) + p * panel_lanes),
                       load(t.at(t.x.lse) + p * panel_lanes + vec_lanes)};
   for (int i = 0; i < t.rows_of_strip(s); ++i) {
@@ -66,7 +66,7 @@ void probabilities(Tile& t, std::int64_t p, std::int64_t s) {
                                 t.rows_of_strip(s));
   const bool masked = !t.sees_all(p, s);
   t.masked = t.masked || masked;
-  if (t.b.softcap > 0.0F) {
+  if (t.b.score.softcap > 0.0F) {
     masked ? exponentials<true, true>(t, p, s) : exponentials<true, false>(t, p, s);
   } else {
     masked ? exponentials<false, true>(t, p, s) : exponentials<false, false>(t, p, s);

@@ -234,8 +234,7 @@ void run_tile(const Head& h, std::int64_t unit) {
   const Window window = window_of(p, h.b);
   t.window_left = window.left;
   t.window_right = window.right;
-  t.scale = p.scale;
-  t.softcap = p.softcap;
+  static_cast<ScoreOptions&>(t) = p;
   if (p.sink != nullptr) t.sink = p.sink + head * p.sink_stride;
   // The last tile of a causal sequence sees the most keys: it goes first.
   t.first = (tiles_of(h) - 1 - unit) / p.group() * quant_block;

@@ -120,8 +120,8 @@ ForwardTile ForwardRun::head(const Sequence& s, std::int64_t kv_head) const {
   t.window_left = window.left;
   t.window_right = window.right;
   t.split_size = p.split_size;
+  static_cast<ScoreOptions&>(t) = p;
   t.scale = p.scale * p.q_scale.at(b, kv_head) * common_scale(p.k_scale, b, kv_head);
-  t.softcap = p.softcap;
   t.v_scale = common_scale(p.v_scale, b, kv_head) * p.dropout.scale;
   if (p.sink != nullptr) t.sink = p.sink + head * p.sink_stride;
   t.sink_stride = p.sink_stride;

@@ -9,6 +9,7 @@
 #include "cpu/common/ask_to_stop.hpp"
 #include "cpu/common/workspace.hpp"
 #include "cpu/functions/program.hpp"
+#include "problem/score_options.hpp"
 #include "tandem/tensor.hpp"
 
 namespace tandem::cpu {
@@ -48,8 +49,9 @@ struct TileScales {
 };
 
 /// Up to block_q query rows that share a KV head. The rows of all heads of the group are stacked, heads
-/// fastest: stacked row x is row x / group of head x % group.
-struct ForwardTile {
+/// fastest: stacked row x is row x / group of head x % group. Its scale includes dequantisation but for
+/// scales by row.
+struct ForwardTile : ScoreOptions {
   DType dtype = DType::f32;      ///< the dtype of q
   DType key_dtype = DType::f32;  ///< the dtype of k and v: that of q, e4m3 or s8
   DType out_dtype = DType::f32;
@@ -79,8 +81,6 @@ struct ForwardTile {
   /// Keys of a split (Problem::split_size); 0: off. With it no row's bits depend on the others of its tile.
   std::int64_t split_size = 0;
 
-  float scale = 1.0F;  ///< the factor of q k, dequantisation included but for scales by row
-  float softcap = 0.0F;
   float v_scale = 1.0F;
   const float* sink = nullptr;  ///< the sink of the group's first head
   std::int64_t sink_stride = 0;

@@ -150,8 +150,7 @@ struct BackwardParams {
   int q_blocks;      ///< a head's blocks in the workspace
   int window_left;   ///< INT_MAX: unbounded
   int window_right;  ///< INT_MAX: unbounded
-  float scale;
-  float softcap;
+  ScoreOptions score;
   bool packed_q;
   bool packed_k;
   bool pairs;         ///< causal tiles are assigned in pairs (backward_order.cuh)

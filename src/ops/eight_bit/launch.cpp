@@ -116,7 +116,7 @@ EightBitParams make_eight_bit_params(const Problem& p, const EightBitConfig& con
                         .v_scales = array_of(scales.v, k, config.v_row_scales),
                         .shift = array_of(scales.shift, q, true),
                         .q_scale_heads = 1};
-  params.forward.scale = std::abs(p.scale);  // the sign is q's
+  params.forward.score.scale = std::abs(p.scale);  // the sign is q's
   return params;
 }
 

@@ -169,8 +169,7 @@ struct ForwardParams {
   int heads_in_order;  ///< (batch, head) pairs whose tiles come head by head; the others interleave (causal)
   int window_left;     ///< INT_MAX: unbounded
   int window_right;    ///< INT_MAX: unbounded
-  float scale;         ///< multiplies Q K^T
-  float softcap;       ///< read if the Config says so
+  ScoreOptions score;  ///< read as the Config says
   bool packed_q;       ///< q and out have no batch dimension
   bool packed_k;
   bool out_vectors;                        ///< rows of out allow 16-byte stores

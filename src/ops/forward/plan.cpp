@@ -153,9 +153,7 @@ Config wanted_of(const CallFacts& facts) {
   c.tiling.head_dim_qk = padded_for(p, p.head_dim_qk);
   c.tiling.head_dim_v = padded_for(p, p.head_dim_v);
   c.mask = facts.mask;
-  c.transform = p.softcap > 0.0F ? ScoreTransform::softcap
-                : p.scale > 0.0F ? ScoreTransform::raw
-                                 : ScoreTransform::scaled;
+  c.transform = transform_of(p);
   if constexpr (requires { c.row_scales = true; }) {
     if (p.mixed()) {
       c.key_type = p.k.dtype == DType::e4m3 ? OperandType::e4m3 : OperandType::s8;

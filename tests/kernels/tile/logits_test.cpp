@@ -22,9 +22,9 @@ TEST(TileLogits, AreScaledOrCapped) {
   float softcap[8];
   float raw[8];
   for (int i = 0; i < 8; ++i) scaled[i] = softcap[i] = raw[i] = some_scores[i];
-  transform_scores<ScoreTransform::raw>(raw, -0.125F, 20.0F);
-  transform_scores<ScoreTransform::scaled>(scaled, -0.125F, 20.0F);
-  transform_scores<ScoreTransform::softcap>(softcap, -0.125F, 20.0F);
+  transform_scores<ScoreTransform::raw>(raw, {.scale = -0.125F, .softcap = 20.0F});
+  transform_scores<ScoreTransform::scaled>(scaled, {.scale = -0.125F, .softcap = 20.0F});
+  transform_scores<ScoreTransform::softcap>(softcap, {.scale = -0.125F, .softcap = 20.0F});
   for (int i = 0; i < 8; ++i) {
     const double score = static_cast<double>(some_scores[i]);
     EXPECT_EQ(raw[i], some_scores[i]);

@@ -77,13 +77,13 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
                               p.dq_stride.row, p.head_dim_qk, p.dq_vectors};
   if constexpr (C.f32_dq) rows.added = (p.added & added_dq) != 0;
   if constexpr (C.tiling.block_m < 64) {
-    tile::store_rows<C.tiling.element>(rows, dq, p.scale, t.first, thread / 64 * C.dq_columns(), t.seqlen_q,
-                                       t.end_q, thread % 64);
+    tile::store_rows<C.tiling.element>(rows, dq, p.score.scale, t.first, thread / 64 * C.dq_columns(),
+                                       t.seqlen_q, t.end_q, thread % 64);
     return;
   }
-  tile::store_rows<C.tiling.element>(rows, dq, p.scale, t.first + warpgroup % C.tiling.row_groups() * 64,
-                                     warpgroup / C.tiling.row_groups() * C.dq_columns(), t.seqlen_q, t.end_q,
-                                     thread);
+  tile::store_rows<C.tiling.element>(
+      rows, dq, p.score.scale, t.first + warpgroup % C.tiling.row_groups() * 64,
+      warpgroup / C.tiling.row_groups() * C.dq_columns(), t.seqlen_q, t.end_q, thread);
 }
 
 /// dsink = - sum of exp(sink - LSE) * delta over all queries of a head. One CTA sums a head, in an order that

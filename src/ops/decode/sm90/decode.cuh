@@ -97,10 +97,10 @@ struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row
     return top;
   }
 
-  /// What scores are multiplied by, if the Config transforms them.
-  TANDEM_DEVICE float score_scale() const {
-    if constexpr (C.has_byte_keys()) return p.scale * this->key_scale;
-    return p.scale;
+  TANDEM_DEVICE ScoreOptions score_options() const {
+    ScoreOptions score = p.score;
+    if constexpr (C.has_byte_keys()) score.scale *= this->key_scale;
+    return score;
   }
   /// With scales by row: starts to fetch those of this warp's keys of a block.
   TANDEM_DEVICE void load_row_scales(const tile::QueryTile& t, int block) {
@@ -174,7 +174,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::step(const tile::QueryTile& t, int block, 
 #pragma unroll
     for (int i = 0; i < scores; ++i) s[i] *= ptx::shuffle(row_scale, position.col(i / 4) + i % 2);
   }
-  tile::transform_scores<C.transform>(s, score_scale(), p.softcap);
+  tile::transform_scores<C.transform>(s, score_options());
   if (masked) {
     tile::apply_mask(s, t.visible, tile::first_query<C.tiling>(p, t.index.m, 0), key,
                      tile::query_position<C.tiling>(p, position));

@@ -169,12 +169,12 @@ struct EightBitConsumer {
     }
     if constexpr (C.softcap) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) cap_shift[h] = shift_of_row(t, h) * (2.0F / p.forward.softcap);
+      for (int h = 0; h < 2; ++h) cap_shift[h] = shift_of_row(t, h) * (2.0F / p.forward.score.softcap);
     }
   }
   TANDEM_DEVICE void take_scales() {
 #pragma unroll
-    for (float& unit : q_unit) unit = magnitude(unit, q_has_nan) * p.forward.scale * tile::log2_e;
+    for (float& unit : q_unit) unit = magnitude(unit, q_has_nan) * p.forward.score.scale * tile::log2_e;
   }
   /// What the removal of K's mean subtracted from the scores of a thread's row (logarithm to base 2).
   TANDEM_DEVICE float shift_of_row(const tile::QueryTile& t, int h) const {
@@ -217,7 +217,7 @@ struct EightBitConsumer {
         }
       }
     }
-    if constexpr (C.softcap) tile::cap_scores(s, cap_unit, cap_shift, p.forward.softcap * tile::log2_e);
+    if constexpr (C.softcap) tile::cap_scores(s, cap_unit, cap_shift, p.forward.score.softcap * tile::log2_e);
   }
   /// Caller-supplied scales may be negative. The exponent's multiply-add allows that, but a maximum does not:
   /// the scores take the sign.
@@ -243,7 +243,7 @@ struct EightBitConsumer {
       const float size = C.in_place() ? ptx::max_magnitude(0.0F, unit) : unit;
       score_unit[h] = size < tiny ? tiny : unit;
       if constexpr (C.softcap) {
-        cap_unit[h] = unit * (2.0F / p.forward.softcap);
+        cap_unit[h] = unit * (2.0F / p.forward.score.softcap);
         score_unit[h] = 1.0F;
       }
     }

@@ -215,7 +215,7 @@ TANDEM_DEVICE void Sm80Forward<C>::take_scores(int visit, Scores& s, Probabiliti
   const int key = block * C.tiling.block_n;
 #pragma unroll
   for (int u = 0; u < units; ++u) {
-    tile::transform_scores<C.transform>(s[u], p.scale, p.softcap);
+    tile::transform_scores<C.transform>(s[u], p.score);
     if constexpr (C.functions.given()) apply_functions(s[u], t, u, key, whole);
     if constexpr (!flat) {
       if (masked) hide(s[u], t, u, key);

@@ -82,9 +82,9 @@ struct ForwardRows : tile::KeyScale<C.has_byte_keys()> {
 
   /// Logits out of Q K^T. `whole`: the mask function hides nothing of the block.
   TANDEM_DEVICE void make_logits(float (&s)[scores], bool whole) {
-    float scale = c.p.scale;
-    if constexpr (C.has_byte_keys()) scale *= this->key_scale;
-    tile::transform_scores<C.transform>(s, scale, c.p.softcap);
+    ScoreOptions score = c.p.score;
+    if constexpr (C.has_byte_keys()) score.scale *= this->key_scale;
+    tile::transform_scores<C.transform>(s, score);
     if constexpr (C.functions.given()) functions.apply(s, first_key() + c.position.first_col, whole);
   }
   /// The logits of a block whose scores are overwritten: from memory.

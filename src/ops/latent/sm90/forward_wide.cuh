@@ -128,7 +128,7 @@ struct WideScorer {
       for (int g = 0; g < loaded_key_groups(C); ++g) shared.in.k_group_ring(g).release(k_at);
     }
     k_at.advance();
-    tile::transform_scores<C.transform>(s, p.scale, p.softcap);
+    tile::transform_scores<C.transform>(s, p.score);
     if (masked) {
       tile::apply_mask(s, t.visible, tile::first_query<C.tiling>(p, t.index.m, 0), block * C.tiling.block_n,
                        tile::query_position<C.tiling>(p, position));
