@@ -156,7 +156,7 @@ TEST(ForwardParameters, FollowTheProblem) {
   EXPECT_EQ(params.m_blocks, 1);
   EXPECT_EQ(params.window_left, 7);
   EXPECT_EQ(params.window_right, INT_MAX);
-  EXPECT_EQ(params.scale, 0.5F);
+  EXPECT_EQ(params.score.scale, 0.5F);
   EXPECT_FALSE(params.packed_q);
   EXPECT_TRUE(params.packed_k);
   EXPECT_TRUE(params.out_vectors);

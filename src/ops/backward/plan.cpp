@@ -151,9 +151,9 @@ std::string backward_objection(const BackwardConfig& c) {
   if (backward_shared_bytes(c) > room) {
     return fmt::format("needs {} bytes of shared memory, a block has {}", backward_shared_bytes(c), room);
   }
-  if (backward_registers(c) > c.registers().consumer) {
+  if (backward_registers(c) > BackwardConfig::registers().consumer) {
     return fmt::format("needs {} registers a thread, {} consumer warpgroups have {}", backward_registers(c),
-                       BackwardConfig::consumers, c.registers().consumer);
+                       BackwardConfig::consumers, BackwardConfig::registers().consumer);
   }
   return {};
 }
@@ -271,7 +271,7 @@ std::vector<std::string> explain_backward(const CallFacts& facts, const Backward
                                : "dq is added up in any order; deterministic fixes it",
       words_of_gradients(problem),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", backward_shared_bytes(c),
-                  c.registers().consumer),
+                  BackwardConfig::registers().consumer),
   };
 }
 

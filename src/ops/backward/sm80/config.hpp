@@ -69,7 +69,8 @@ constexpr int backward_shared_bytes(const Sm80BackwardConfig& c) {
   const int dout_tiles = c.dout_stages * c.tiling.block_m * c.tiling.head_dim_v * 2;
   const int scores = c.tiling.block_n * c.tiling.block_m * 2;
   const int ds = !c.ds_in_dout ? scores : scores > dout_tiles ? scores - dout_tiles : 0;
-  const int rows = 4 * (c.tiling.block_m * (c.q_stages + c.dout_stages) + c.tiling.block_n + 4 * c.consumers);
+  const int rows = 4 * (c.tiling.block_m * (c.q_stages + c.dout_stages) + c.tiling.block_n +
+                        4 * Sm80BackwardConfig::consumers);
   return (kv_tiles + q_tiles + dout_tiles + ds + exchanged_bytes(c) + rows + 128 + 1023) / 1024 * 1024;
 }
 
