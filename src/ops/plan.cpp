@@ -65,11 +65,14 @@ std::vector<std::string> cpu_reasons(const Plan& plan, const Execution& executio
   const cpu::Config& c = plan.cpu->config;
   const char* wish = std::getenv("TANDEM_CPU_TARGET");
   const bool overridden = wish != nullptr && *wish != '\0';
+  const std::string why = cpu::why_best_target();
+  const std::string best = "the best that this processor and this build have";
   return {
       "backend cpu: the tensors are on the CPU",
-      fmt::format(
-          "target {}: {}", cpu::name_of(c.target),
-          overridden ? "TANDEM_CPU_TARGET asks for it" : "the best that this processor and this build have"),
+      fmt::format("target {}: {}", cpu::name_of(c.target),
+                  overridden    ? "TANDEM_CPU_TARGET asks for it"
+                  : why.empty() ? best
+                                : best + "; " + why),
       fmt::format("threads {}: {}", c.threads,
                   execution.threads > 0 ? "what the caller asked for"
                                         : "OMP_NUM_THREADS, or every core this process may use"),

@@ -12,6 +12,7 @@
 #include "api/make_problem.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/reference/reference.hpp"
+#include "cpu/targets/kernels.hpp"
 #include "harness/expect.hpp"
 #include "harness/runner.hpp"
 
@@ -323,9 +324,8 @@ TEST(Forward, TileSizeDoesNotChangeABit) {
       cpu::Config config = cpu::choose(problem, 1);
       config.target = target;
       std::vector<std::byte> first;
-      const bool wide = target == cpu::Target::avx512 || target == cpu::Target::avx512_bf16;
       for (const int stripes : {1, 2, 3}) {
-        config.block_q = stripes * (wide || target == cpu::Target::neon ? 64 : 48);
+        config.block_q = stripes * cpu::kernels(target).forward.stripe;
         call.prepare(Pass::forward);
         const cpu::Plan plan(problem, config);
         std::vector<std::byte> workspace(plan.workspace_bytes);

@@ -10,8 +10,8 @@
 
 namespace tandem::cpu::TANDEM_TARGET {
 
-/// What one register of rows sees of a block: nothing outside keys [begin, end), in whole chunks of
-/// vec_lanes. Lanes of each key are in FunctionScratch::seen unless all of the block is.
+/// What one register of rows sees of a block: nothing outside keys [begin, end), in whole chunks of keys.
+/// Lanes of each key are in FunctionScratch::seen unless all of the block is.
 struct MaskedRows {
   int begin;
   int end;
@@ -119,8 +119,9 @@ bool see_by_register(const ForwardTile& t, const FunctionProgram* mask, const Fu
   }
   MaskedRows& masked = *memory.masked;
   masked.all = range.begin == 0 && range.end == count && seen.always == rows ? 1 : 0;
-  masked.begin = seen.first / vec_lanes * vec_lanes;
-  const int end = (seen.last + vec_lanes - 1) / vec_lanes * vec_lanes;
+  constexpr int chunk = Math::key_chunk;
+  masked.begin = seen.first / chunk * chunk;
+  const int end = (seen.last + chunk - 1) / chunk * chunk;
   masked.end = end < count ? end : count;
   if (seen.last == 0) masked.begin = masked.end = 0;
   return seen.last > 0;

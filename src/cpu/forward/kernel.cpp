@@ -34,7 +34,7 @@ void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, c
     segments[0] = {.begin = 0, .end = b.count, .first_vec = 0, .last_vec = s.vecs};
   } else {
     for (int v = 0; functions == nullptr && v < s.vecs; ++v) keys[v] = lane_keys(s, b, v);
-    segment_count = t.split_size == 0 ? cut_segments(keys, s.vecs, b.count, segments) : 0;
+    segment_count = t.split_size == 0 ? cut_segments<Math>(keys, s.vecs, b.count, segments) : 0;
     // Keys inside a segment are all softened. What registers see by a function may have gaps there.
     if (t.split_size != 0 || (functions != nullptr && have_gaps(keys, segments, segment_count))) {
       segments[0] = widen_to_one(keys, s.vecs, b.count);
@@ -62,7 +62,7 @@ void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, c
       soften(s, v, keys[v], logits, t.head_dim_v, scores, b.v_scales);
     }
   }
-  const auto* p = reinterpret_cast<const typename Math::Word*>(scores);
+  auto* p = reinterpret_cast<typename Math::Word*>(scores);
   for (int i = 0; i < segment_count; ++i) {
     const Segment& g = segments[i];
     with_vecs(g.last_vec - g.first_vec, [&]<int vecs>() {
@@ -100,6 +100,10 @@ void pack_queries(const ForwardTile& t, std::int64_t first, int count, float fac
       }
     }
     transpose(rows, words, vec_lanes, words, reinterpret_cast<float*>(q) + lane, stripe_lanes);
+  }
+  if constexpr (on_tiles<Math>) {
+    const auto spare = static_cast<std::size_t>(in_tiles(t.head_dim_qk) / 2 - words);
+    __builtin_memset(q + words * stripe_lanes, 0, spare * stripe_lanes * sizeof(*q));
   }
 }
 
@@ -166,7 +170,7 @@ void restart(const Stripe<Math>& s, int dims) {
     s.maximum[i] = negative_infinity;
     s.sum[i] = 0.0F;
   }
-  __builtin_memset(s.out, 0, static_cast<std::size_t>(dims) * stripe_lanes * sizeof(float));
+  __builtin_memset(s.out, 0, static_cast<std::size_t>(in_tiles(dims)) * stripe_lanes * sizeof(float));
 }
 
 template <typename Math>
@@ -178,8 +182,8 @@ void open_stripes(const ForwardTile& t, const ForwardScratch& layout, Stripes<Ma
     s.count = t.count - lane < stripe_lanes ? t.count - lane : stripe_lanes;
     s.vecs = (s.count + vec_lanes - 1) / vec_lanes;
     s.q = reinterpret_cast<typename Math::Word*>(t.scratch + layout.q) +
-          static_cast<std::int64_t>(lane) * t.head_dim_qk;
-    s.out = floats(layout.out) + static_cast<std::int64_t>(lane) * t.head_dim_v;
+          static_cast<std::int64_t>(lane) * in_tiles(t.head_dim_qk);
+    s.out = floats(layout.out) + static_cast<std::int64_t>(lane) * in_tiles(t.head_dim_v);
     s.maximum = floats(layout.maximum) + lane;
     s.sum = floats(layout.sum) + lane;
     s.first_key = reinterpret_cast<std::int64_t*>(t.scratch + layout.first_key) + lane;
@@ -355,7 +359,12 @@ void with_types(const ForwardTile& t, const Function& f) {
     case DType::bf16:
 #if defined(__AVX512BF16__)
       if (t.head_dim_qk % 2 == 0) {
+#if defined(TANDEM_MATRIX_UNIT)
+        const MatrixUnit in_use;
+        with_keys<TileMath, bf16>(t, f);
+#else
         with_keys<Bf16Math, bf16>(t, f);
+#endif
         break;
       }
 #endif

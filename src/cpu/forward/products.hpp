@@ -3,6 +3,7 @@
 
 #include "cpu/forward/ahead.hpp"
 #include "cpu/forward/stripe.hpp"
+#include "cpu/forward/tile_products.hpp"
 #include "cpu/simd/product.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
@@ -22,8 +23,9 @@ TANDEM_INLINE void score_rows(const typename Math::Word* k, std::int64_t k_strid
 
 /// S^T = K Q^T for `count` keys.
 template <typename Math, int vecs>
-[[gnu::noinline]] void score(const typename Math::Word* k, std::int64_t k_stride, int count,
-                             const typename Math::Word* q, int depth, float* scores, Ahead& ahead) {
+requires(!on_tiles<Math>)
+    [[gnu::noinline]] void score(const typename Math::Word* k, std::int64_t k_stride, int count,
+                                 const typename Math::Word* q, int depth, float* scores, Ahead& ahead) {
   constexpr int rows = tile_rows(vecs);
   int j = 0;
   for (; j + rows <= count; j += rows) {
@@ -54,8 +56,9 @@ TANDEM_INLINE void accumulate_rows(const typename Math::Word* v, std::int64_t v_
 /// O^T += V^T P^T over `depth` words of keys, for `dims` columns of V. The block has a sum of its own, which
 /// is then added (lane_totals.hpp says why).
 template <typename Math, int vecs>
-[[gnu::noinline]] void accumulate(const typename Math::Word* v, std::int64_t v_stride, int dims,
-                                  const typename Math::Word* p, int depth, float* out) {
+requires(!on_tiles<Math>)
+    [[gnu::noinline]] void accumulate(const typename Math::Word* v, std::int64_t v_stride, int dims,
+                                      const typename Math::Word* p, int depth, float* out) {
   constexpr int rows = tile_rows(vecs);
   int c = 0;
   for (; c + rows <= dims; c += rows) {

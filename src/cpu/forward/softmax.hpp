@@ -53,9 +53,10 @@ LaneKeys lane_keys(const Stripe<Math>& s, const Block<Math>& b, int vec) {
     if (first[i] < keys.begin) keys.begin = first[i];
     if (last[i] > keys.end) keys.end = last[i];
   }
-  // Whole chunks of vec_lanes keys, which is an even number: segments and pairs of keys stay aligned.
-  keys.begin = keys.begin / vec_lanes * vec_lanes;
-  const int end = (keys.end + vec_lanes - 1) / vec_lanes * vec_lanes;
+  // Whole chunks of keys, which are even numbers: segments and pairs of keys stay aligned.
+  constexpr int chunk = Math::key_chunk;
+  keys.begin = keys.begin / chunk * chunk;
+  const int end = (keys.end + chunk - 1) / chunk * chunk;
   keys.end = end < b.count ? end : b.count;
   for (int i = 0; i < vec_lanes; ++i) keys.partial |= first[i] > keys.begin || last[i] < keys.end;
   keys.first = hn::LoadU(i32_lanes, first);
@@ -220,11 +221,13 @@ TANDEM_INLINE bool have_gaps(const LaneKeys* keys, const Segment* segments, int 
   return false;
 }
 
-/// Cuts a block into segments that the same registers see; at most one for each chunk of vec_lanes keys.
+/// Cuts a block into segments that the same registers see; at most one for each chunk of keys.
+template <typename Math>
 TANDEM_INLINE int cut_segments(const LaneKeys* keys, int vecs, int count, Segment* segments) {
+  constexpr int chunk = Math::key_chunk;
   int n = 0;
-  for (int j = 0; j < count; j += vec_lanes) {
-    const int end = j + vec_lanes < count ? j + vec_lanes : count;
+  for (int j = 0; j < count; j += chunk) {
+    const int end = j + chunk < count ? j + chunk : count;
     int first = 0;
     while (first < vecs && (j < keys[first].begin || j >= keys[first].end)) ++first;
     int last = vecs;

@@ -3,6 +3,7 @@
 
 #include "cpu/forward/key_rows.hpp"
 #include "cpu/forward/softmax.hpp"
+#include "cpu/forward/tile_products.hpp"
 #include "cpu/simd/product.hpp"
 #include "cpu/simd/stage.hpp"
 
@@ -78,6 +79,25 @@ inline bool lies_in_k(const ForwardTile& t) {
          (t.pages.table == nullptr || t.pages.v_stride == t.pages.k_stride);
 }
 
+#if defined(TANDEM_MATRIX_UNIT)
+/// Pairs become tiles, which take the halves of the scratch memory that pairs leave.
+static void stage_tiles(const ForwardTile& t, const ForwardScratch& layout, int count,
+                        const Block<Bf16Math>& pairs, Block<TileMath>& b) {
+  const auto half = [&](std::size_t begin, std::size_t end) {
+    return reinterpret_cast<TileMath::Word*>(t.scratch + begin + (end - begin) / 2 / 64 * 64);
+  };
+  auto* const k = half(layout.k, layout.v);
+  auto* const v = half(layout.v, layout.rows);
+  tile_keys(pairs.k, pairs.k_stride, count, t.head_dim_qk / 2, k);
+  tile_values(reinterpret_cast<TileMath::Word*>(t.scratch + layout.v), pairs.v_stride, count, t.head_dim_v,
+              v);
+  b.k = k;
+  b.k_stride = in_tiles(t.head_dim_qk) / 2;
+  b.v = v;
+  b.v_stride = in_tiles(t.head_dim_v);
+}
+#endif
+
 /// Where the block's K and V are: in the user's memory where the products can read it, else converted into
 /// scratch.
 template <typename Math, typename K>
@@ -111,10 +131,21 @@ Block<Math> stage(const ForwardTile& t, const ForwardScratch& layout, std::int64
     });
   }
 #if defined(__AVX512BF16__)
-  if constexpr (Math::elements_per_word == 2 && __is_same(K, bf16)) {
-    stage_pairs(t, layout, begin, count, b);
-  } else if constexpr (Math::elements_per_word == 2) {
-    stage_converted_pairs<K>(t, layout, begin, count, b);
+  if constexpr (Math::elements_per_word == 2) {
+    Block<Bf16Math> pairs;
+    if constexpr (__is_same(K, bf16)) {
+      stage_pairs(t, layout, begin, count, pairs);
+    } else {
+      stage_converted_pairs<K>(t, layout, begin, count, pairs);
+    }
+#if defined(TANDEM_MATRIX_UNIT)
+    stage_tiles(t, layout, count, pairs, b);
+#else
+    b.k = pairs.k;
+    b.k_stride = pairs.k_stride;
+    b.v = pairs.v;
+    b.v_stride = pairs.v_stride;
+#endif
   }
 #endif
   return b;

@@ -131,8 +131,8 @@ struct KeyRuns {
 
 /// The pieces of a thread's scratch memory, as offsets in bytes.
 struct ForwardScratch {
-  std::size_t q = 0;       ///< Q^T, block_q x head_dim_qk words
-  std::size_t out = 0;     ///< O^T, block_q x head_dim_v f32
+  std::size_t q = 0;       ///< Q^T, block_q x in_tiles(head_dim_qk) words
+  std::size_t out = 0;     ///< O^T, block_q x in_tiles(head_dim_v) f32
   std::size_t scores = 0;  ///< S^T and P^T, block_q x block_k f32
   std::size_t k = 0;       ///< K of one block where it is converted
   std::size_t v = 0;       ///< V of one block where it is converted or paired
@@ -152,6 +152,11 @@ struct ForwardScratch {
   return (columns + 15) / 16 / 2 * 32 + 16;
 }
 
+/// Columns rounded up to whole tiles of a matrix unit, whose tiles reach across the last one.
+[[gnu::always_inline]] inline int in_tiles(int columns) {
+  return (columns + 31) / 32 * 32;
+}
+
 /// Bytes of the totals of `rows` rows.
 [[gnu::always_inline]] inline std::size_t totals_bytes(int rows, int head_dim_v) {
   return static_cast<std::size_t>(rows) *
@@ -167,14 +172,20 @@ struct ForwardScratch {
     return at;
   };
   const auto bq = static_cast<std::size_t>(block_q);
-  const auto bk = static_cast<std::size_t>(block_k);
+  const auto bk = static_cast<std::size_t>(in_tiles(block_k));
   const auto dk = static_cast<std::size_t>(head_dim_qk);
   const auto dv = static_cast<std::size_t>(head_dim_v);
-  s.q = take(bq * dk, 4);
-  s.out = take(bq * dv, 4);
+  const std::size_t tiled_k = static_cast<std::size_t>(in_tiles(head_dim_qk));
+  const std::size_t tiled_v = static_cast<std::size_t>(in_tiles(head_dim_v));
+  const auto staged = [](int columns, std::size_t tiled) {
+    const auto stride = static_cast<std::size_t>(staged_stride(columns));
+    return stride > tiled ? stride : tiled;
+  };
+  s.q = take(bq * tiled_k, 4);
+  s.out = take(bq * tiled_v, 4);
   s.scores = take(bq * bk, 4);
-  s.k = take(bk * static_cast<std::size_t>(staged_stride(head_dim_qk)), 4);
-  s.v = take(bk * static_cast<std::size_t>(staged_stride(head_dim_v)), 4);
+  s.k = take(bk * staged(head_dim_qk, tiled_k), 4);
+  s.v = take(bk * staged(head_dim_v, tiled_v), 4);
   s.rows = take(16 * (dk > dv ? dk : dv), 4);
   s.maximum = take(bq, 4);
   s.sum = take(bq, 4);

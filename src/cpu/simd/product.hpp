@@ -11,10 +11,11 @@
 
 namespace tandem::cpu::TANDEM_TARGET {
 
-/// f32 arithmetic: a word is one element.
+/// f32 arithmetic: a word is one element. Segments of a block of keys are whole chunks of key_chunk keys.
 struct F32Math {
   using Word = float;
   static constexpr int elements_per_word = 1;
+  static constexpr int key_chunk = vec_lanes;
   using Operand = Vec;
   TANDEM_INLINE Operand load_lanes(const Word* p) { return hn::LoadU(f32_lanes, p); }
   TANDEM_INLINE Operand splat(const Word* p) { return hn::Set(f32_lanes, *p); }
@@ -27,6 +28,7 @@ struct F32Math {
 struct Bf16Math {
   using Word = std::uint32_t;
   static constexpr int elements_per_word = 2;
+  static constexpr int key_chunk = vec_lanes;
   using Operand = UVec;
   TANDEM_INLINE Operand load_lanes(const Word* p) { return hn::LoadU(u32_lanes, p); }
   TANDEM_INLINE Operand splat(const Word* p) {
@@ -36,6 +38,21 @@ struct Bf16Math {
   }
   TANDEM_INLINE Vec multiply_add(Operand a, Operand b, Vec acc) { return dot_bf16(acc, a, b); }
 };
+#endif
+
+#if defined(TANDEM_MATRIX_UNIT)
+/// bf16 on the matrix unit, which takes the words of Bf16Math, 16 at a time along the depth. Its products are
+/// in forward/tile_products.hpp.
+struct TileMath {
+  using Word = std::uint32_t;
+  static constexpr int elements_per_word = 2;
+  static constexpr int key_chunk = 32;
+};
+template <typename Math>
+constexpr bool on_tiles = __is_same(Math, TileMath);
+#else
+template <typename Math>
+constexpr bool on_tiles = false;
 #endif
 
 /// Runs `depth` words of a tile of rows x (vecs registers of lanes), with all accumulators in registers.

@@ -9,9 +9,16 @@ set(TANDEM_FLAGS_neon -march=armv8-a+crypto)
 set(TANDEM_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi -mbmi2)
 set(TANDEM_FLAGS_avx512 ${TANDEM_FLAGS_avx2} -mavx512f -mavx512bw -mavx512cd -mavx512dq -mavx512vl)
 set(TANDEM_FLAGS_avx512_bf16 ${TANDEM_FLAGS_avx512} -mavx512bf16)
+# The instructions of the matrix unit are written by name (simd/matrix_unit.hpp): they want an assembler that knows them,
+# which binutils has been since 2.35, and no flag. amx_emulated is for tests: plain code stands in for them.
+set(TANDEM_FLAGS_amx ${TANDEM_FLAGS_avx512_bf16} -DTANDEM_MATRIX_UNIT)
+set(TANDEM_FLAGS_amx_emulated ${TANDEM_FLAGS_amx} -DTANDEM_EMULATED)
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-  set(TANDEM_CPU_TARGETS portable avx2 avx512 avx512_bf16)
+  set(TANDEM_CPU_TARGETS portable avx2 avx512 avx512_bf16 amx)
+  if(TANDEM_BUILD_TESTS)
+    list(APPEND TANDEM_CPU_TARGETS amx_emulated)
+  endif()
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   set(TANDEM_CPU_TARGETS portable neon)
 else()

@@ -1,0 +1,134 @@
+// The matrix unit of Intel's processors (AMX): eight tiles of 16 rows of 64 bytes, and products of them.
+//
+//   C (16 x 16 f32) += A (16 x 32 bf16) B (32 x 16 bf16)     B holds rows 2i and 2i + 1 as pairs, in its row
+//   i
+//
+// A product takes 16 cycles beside whatever the vector unit does. The target amx_emulated has plain code in
+// place of the instructions, with the same sums in the same order, so that tests of the kernels run on every
+// machine. Source: Intel's Software Developer's Manual, TDPBF16PS.
+#pragma once
+
+#if defined(TANDEM_MATRIX_UNIT)
+
+#include "cpu/simd/vec.hpp"
+
+namespace tandem::cpu::TANDEM_TARGET {
+
+constexpr int tile_rows_16 = 16;  ///< rows of a tile, and columns of one of f32
+constexpr int tile_bytes = 1024;
+constexpr int tile_row_bytes = 64;
+
+#if defined(TANDEM_EMULATED)
+
+/// What the instructions keep in the processor.
+struct TileFile {
+  alignas(64) unsigned char bytes[8][tile_bytes];
+};
+static thread_local TileFile tile_file;
+
+/// The tiles are usable in a scope of this.
+struct MatrixUnit {
+  MatrixUnit() { __builtin_memset(&tile_file, 0, sizeof tile_file); }
+  ~MatrixUnit() {}
+  MatrixUnit(const MatrixUnit&) = delete;
+  MatrixUnit& operator=(const MatrixUnit&) = delete;
+};
+
+template <int tile>
+TANDEM_INLINE void load_tile(const void* p, std::int64_t stride) {
+  for (int r = 0; r < 16; ++r) {
+    __builtin_memcpy(tile_file.bytes[tile] + r * tile_row_bytes,
+                     static_cast<const unsigned char*>(p) + r * stride, tile_row_bytes);
+  }
+}
+
+template <int tile>
+TANDEM_INLINE void store_tile(void* p, std::int64_t stride) {
+  for (int r = 0; r < 16; ++r) {
+    __builtin_memcpy(static_cast<unsigned char*>(p) + r * stride, tile_file.bytes[tile] + r * tile_row_bytes,
+                     tile_row_bytes);
+  }
+}
+
+template <int tile>
+TANDEM_INLINE void clear_tile() {
+  __builtin_memset(tile_file.bytes[tile], 0, tile_bytes);
+}
+
+/// The products of even columns have one sum and those of odd ones another; C gets the sum of both. Subnormal
+/// inputs and results count as 0.
+template <int c, int a, int b>
+[[gnu::noinline]] void multiply_tiles_bf16() {
+  auto* const sums = reinterpret_cast<float*>(tile_file.bytes[c]);
+  const auto* const rows = reinterpret_cast<const std::uint32_t*>(tile_file.bytes[a]);
+  const auto* const pairs = reinterpret_cast<const std::uint32_t*>(tile_file.bytes[b]);
+  const auto normal = [](Vec x) {
+    const auto tiny = hn::Lt(hn::Abs(x), broadcast(0x1p-126F));
+    return hn::IfThenElse(tiny, hn::CopySign(zero(), x), x);
+  };
+  const auto low = [&](UVec word) { return normal(bits_as_f32(hn::ShiftLeft<16>(word))); };
+  const auto high = [&](UVec word) {
+    return normal(bits_as_f32(hn::And(word, hn::Set(u32_lanes, 0xFFFF0000U))));
+  };
+  for (int m = 0; m < 16; ++m) {
+    Vec even = zero();
+    Vec odd = zero();
+    for (int k = 0; k < 16; ++k) {
+      const UVec of_row = hn::Set(u32_lanes, rows[m * 16 + k]);
+      const UVec of_pairs = hn::LoadU(u32_lanes, pairs + k * 16);
+      even = normal(hn::MulAdd(low(of_row), low(of_pairs), even));
+      odd = normal(hn::MulAdd(high(of_row), high(of_pairs), odd));
+    }
+    store(normal(hn::Add(load(sums + m * 16), normal(hn::Add(even, odd)))), sums + m * 16);
+  }
+}
+
+#else
+
+/// What LDTILECFG reads.
+struct alignas(64) TileShapes {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+/// The tiles are usable in a scope of this. They are released at its end: a thread that keeps them pays 8 KB
+/// at each switch between threads.
+struct MatrixUnit {
+  MatrixUnit() {
+    static constexpr TileShapes shapes;
+    asm volatile("ldtilecfg %0" ::"m"(shapes));
+  }
+  ~MatrixUnit() { asm volatile("tilerelease"); }
+  MatrixUnit(const MatrixUnit&) = delete;
+  MatrixUnit& operator=(const MatrixUnit&) = delete;
+};
+
+/// `stride` bytes lie between rows.
+template <int tile>
+TANDEM_INLINE void load_tile(const void* p, std::int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(tile) : "memory");
+}
+
+template <int tile>
+TANDEM_INLINE void store_tile(void* p, std::int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(tile) : "memory");
+}
+
+template <int tile>
+TANDEM_INLINE void clear_tile() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(tile));
+}
+
+template <int c, int a, int b>
+TANDEM_INLINE void multiply_tiles_bf16() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
+}
+
+#endif
+
+}  // namespace tandem::cpu::TANDEM_TARGET
+
+#endif
