@@ -13,6 +13,7 @@
 #include "cpu/forward/softmax.hpp"
 #include "cpu/forward/stage.hpp"
 #include "cpu/forward/tile.hpp"
+#include "cpu/forward/tile_stream.hpp"
 #include "cpu/simd/stage.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
@@ -55,11 +56,11 @@ void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, c
   for (int v = 0; v < s.vecs; ++v) {
     if (keys[v].begin >= keys[v].end) continue;
     if (functions != nullptr) {
-      soften(s, v, functions->make_logits(v, keys[v], scores), functions->plain, t.head_dim_v, scores,
-             b.v_scales);
+      soften(s, v, functions->make_logits(v, keys[v], scores), functions->plain, t.head_dim_v, scores, scores,
+             b.v_scales, [] {});
       functions->template drop<Math>(v, keys[v], scores);
     } else {
-      soften(s, v, keys[v], logits, t.head_dim_v, scores, b.v_scales);
+      soften(s, v, keys[v], logits, t.head_dim_v, scores, scores, b.v_scales, [] {});
     }
   }
   auto* p = reinterpret_cast<typename Math::Word*>(scores);
@@ -235,6 +236,9 @@ void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits
   float v_scales[max_block_k];
   if (t.functions != nullptr) prepare_functions(t, layout);
   std::int64_t fetched = -1;
+#if defined(TANDEM_MATRIX_UNIT)
+  TileStream stream(t, logits, scores);
+#endif
   for (std::int64_t key = begin / t.block_k * t.block_k; key < end; key += t.block_k) {
     const int count = end - key < t.block_k ? static_cast<int>(end - key) : t.block_k;
     if (t.functions != nullptr && !see_by_functions(t, layout, stripes, key, count)) continue;
@@ -249,6 +253,14 @@ void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits
       ahead = rows_ahead<K>(t, fetched, left < t.block_k ? static_cast<int>(left) : t.block_k);
     }
     for (int i = 0; i < stripes.count; ++i) {
+#if defined(TANDEM_MATRIX_UNIT)
+      if constexpr (on_tiles<Math>) {
+        if (t.functions == nullptr && block.k_scales == nullptr && block.v_scales == nullptr) {
+          stream.attend(block, stripes.of[i], ahead);
+          continue;
+        }
+      }
+#endif
       if (t.functions == nullptr) {
         attend(block, stripes.of[i], t, logits, scores, nullptr, ahead);
       } else {
@@ -256,6 +268,9 @@ void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits
         attend(block, stripes.of[i], t, logits, scores, &rows, ahead);
       }
     }
+#if defined(TANDEM_MATRIX_UNIT)
+    stream.finish();
+#endif
   }
 }
 

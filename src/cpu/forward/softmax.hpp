@@ -103,24 +103,24 @@ TANDEM_INLINE void scale_scores(float* scores, const Segment& g, const float* k_
   }
 }
 
-/// Replaces scores by exponentials, as the operand that Math wants, and returns their sum by lane.
-/// `weighted`: what replaces them is times v_scales, which their sum is not.
+/// Writes the exponentials of scores to `p`, as the operand that Math wants, and returns their sum by lane.
+/// `p` may be `scores`. `weighted`: what is written is times v_scales, which their sum is not.
 template <typename Math, bool far, bool weighted = false>
-TANDEM_INLINE Vec exponentiate(float* scores, int begin, int end, const Logits& logits, const Base& base,
-                               const float* v_scales = nullptr) {
+TANDEM_INLINE Vec exponentiate(const float* scores, int begin, int end, const Logits& logits,
+                               const Base& base, float* p, const float* v_scales = nullptr) {
   const auto power = [&](int key) {
     return exp2(exponent<far>(load(scores + key * stripe_lanes), logits, base));
   };
-  const auto weigh = [&](Vec p, int key) {
-    if constexpr (weighted) return hn::Mul(p, broadcast(v_scales[key]));
-    return p;
+  const auto weigh = [&](Vec made, int key) {
+    if constexpr (weighted) return hn::Mul(made, broadcast(v_scales[key]));
+    return made;
   };
   Vec sum = zero();
   if constexpr (Math::elements_per_word == 1) {
     for (int j = begin; j < end; ++j) {
-      const Vec p = power(j);
-      store(weigh(p, j), scores + j * stripe_lanes);
-      sum = hn::Add(sum, p);
+      const Vec made = power(j);
+      store(weigh(made, j), p + j * stripe_lanes);
+      sum = hn::Add(sum, made);
     }
   }
 #if defined(__AVX512BF16__)
@@ -130,7 +130,7 @@ TANDEM_INLINE Vec exponentiate(float* scores, int begin, int end, const Logits& 
       const Vec even = power(j);
       const Vec odd = j + 1 < end ? power(j + 1) : zero();
       hn::StoreU(pair_bf16(weigh(even, j), j + 1 < end ? weigh(odd, j + 1) : odd), u32_lanes,
-                 reinterpret_cast<std::uint32_t*>(scores) + j / 2 * stripe_lanes);
+                 reinterpret_cast<std::uint32_t*>(p) + j / 2 * stripe_lanes);
       sum = hn::Add(sum, hn::Add(even, odd));
     }
   }
@@ -140,16 +140,16 @@ TANDEM_INLINE Vec exponentiate(float* scores, int begin, int end, const Logits& 
 
 /// Out of line: beside the usual loop it costs bf16 5 % of its speed.
 template <typename Math>
-[[gnu::noinline]] Vec exponentiate_far(float* scores, int begin, int end, const Logits& logits,
-                                       const Base& base) {
-  return exponentiate<Math, true>(scores, begin, end, logits, base);
+[[gnu::noinline]] Vec exponentiate_far(const float* scores, int begin, int end, const Logits& logits,
+                                       const Base& base, float* p) {
+  return exponentiate<Math, true>(scores, begin, end, logits, base, p);
 }
 
 /// Out of line as well; right for rows that are far and for others.
 template <typename Math>
-[[gnu::noinline]] Vec exponentiate_weighted(float* scores, int begin, int end, const Logits& logits,
-                                            const Base& base, const float* v_scales) {
-  return exponentiate<Math, true, true>(scores, begin, end, logits, base, v_scales);
+[[gnu::noinline]] Vec exponentiate_weighted(const float* scores, int begin, int end, const Logits& logits,
+                                            const Base& base, float* p, const float* v_scales) {
+  return exponentiate<Math, true, true>(scores, begin, end, logits, base, p, v_scales);
 }
 
 TANDEM_INLINE void rescale_out(float* out, int dims, Vec alpha) {
@@ -159,11 +159,13 @@ TANDEM_INLINE void rescale_out(float* out, int dims, Vec alpha) {
   }
 }
 
-/// The softmax of one register of rows: scores to exponentials, with maximum, sum and O brought up to date.
-/// `v_scales`, by key, may be null.
-template <typename Math>
+/// The softmax of one register of rows: scores to exponentials in `p`, which may be `scores`, with maximum,
+/// sum and O brought up to date. `v_scales`, by key, may be null. before_rescaling() is called first where O
+/// is multiplied.
+template <typename Math, typename Before>
 [[gnu::noinline]] void soften(const Stripe<Math>& s, int vec, const LaneKeys& keys, const Logits& logits,
-                              int dims, float* scores, const float* v_scales) {
+                              int dims, float* scores, float* p, const float* v_scales,
+                              const Before& before_rescaling) {
   const int lane = vec * vec_lanes;
   const Vec old = load(s.maximum + lane);
   const Vec block = finish_scores(scores + lane, keys, logits);
@@ -176,16 +178,21 @@ template <typename Math>
     const Vec alpha = hn::IfThenElse(raised, exp2(hn::Neg(growth)), broadcast(1.0F));
     sum = hn::Mul(sum, alpha);
     const bool fresh = hn::AllTrue(f32_lanes, hn::Eq(old, broadcast(negative_infinity)));
-    if (!fresh) rescale_out(s.out + lane, dims, alpha);  // a fresh O is 0
+    if (!fresh) {  // a fresh O is 0
+      before_rescaling();
+      rescale_out(s.out + lane, dims, alpha);
+    }
     store(maximum, s.maximum + lane);
   }
   // A row that has seen nothing but -inf: 2^(-inf - 0) is the 0 that it wants.
   const Vec safe = hn::IfThenZeroElse(hn::Eq(maximum, broadcast(negative_infinity)), maximum);
   const Base base = base_of(safe, logits);
-  const Vec more = v_scales != nullptr ? exponentiate_weighted<Math>(scores + lane, keys.begin, keys.end,
-                                                                     logits, base, v_scales)
-                   : base.far ? exponentiate_far<Math>(scores + lane, keys.begin, keys.end, logits, base)
-                              : exponentiate<Math, false>(scores + lane, keys.begin, keys.end, logits, base);
+  float* const from = scores + lane;
+  float* const to = p + lane;
+  const Vec more = v_scales != nullptr
+                       ? exponentiate_weighted<Math>(from, keys.begin, keys.end, logits, base, to, v_scales)
+                   : base.far ? exponentiate_far<Math>(from, keys.begin, keys.end, logits, base, to)
+                              : exponentiate<Math, false>(from, keys.begin, keys.end, logits, base, to);
   store(hn::Add(sum, more), s.sum + lane);
 }
 

@@ -183,7 +183,7 @@ struct ForwardScratch {
   };
   s.q = take(bq * tiled_k, 4);
   s.out = take(bq * tiled_v, 4);
-  s.scores = take(bq * bk, 4);
+  s.scores = take(bq * bk + 2 * 32 * 64, 4);  // what TileStream has in it
   s.k = take(bk * staged(head_dim_qk, tiled_k), 4);
   s.v = take(bk * staged(head_dim_v, tiled_v), 4);
   s.rows = take(16 * (dk > dv ? dk : dv), 4);
