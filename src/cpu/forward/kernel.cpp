@@ -268,9 +268,6 @@ void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits
         attend(block, stripes.of[i], t, logits, scores, &rows, ahead);
       }
     }
-#if defined(TANDEM_MATRIX_UNIT)
-    stream.finish();
-#endif
   }
 }
 

@@ -17,6 +17,7 @@ namespace tandem::cpu {
 /// The most keys in a block and the most stripes in a tile: kernels keep small tables of them on the stack.
 constexpr int max_block_k = 256;
 constexpr int max_stripes = 32;
+constexpr std::size_t max_stripe_lanes = 64;
 
 /// Rows of one sequence and one group of heads: element (row, head, c) is at row * row_stride + head *
 /// head_stride + c.
@@ -133,7 +134,7 @@ struct KeyRuns {
 struct ForwardScratch {
   std::size_t q = 0;       ///< Q^T, block_q x in_tiles(head_dim_qk) words
   std::size_t out = 0;     ///< O^T, block_q x in_tiles(head_dim_v) f32
-  std::size_t scores = 0;  ///< S^T and P^T, block_q x block_k f32
+  std::size_t scores = 0;  ///< S^T and P^T of a stripe and a block, f32, or what TileStream has there
   std::size_t k = 0;       ///< K of one block where it is converted
   std::size_t v = 0;       ///< V of one block where it is converted or paired
   std::size_t rows = 0;    ///< a register's rows on their way into or out of lanes
@@ -183,7 +184,7 @@ struct ForwardScratch {
   };
   s.q = take(bq * tiled_k, 4);
   s.out = take(bq * tiled_v, 4);
-  s.scores = take(bq * bk + 2 * 32 * 64, 4);  // what TileStream has in it
+  s.scores = take(max_stripe_lanes * (bk + 64), 4);
   s.k = take(bk * staged(head_dim_qk, tiled_k), 4);
   s.v = take(bk * staged(head_dim_v, tiled_v), 4);
   s.rows = take(16 * (dk > dv ? dk : dv), 4);
