@@ -3,6 +3,7 @@
 
 #include "cpu/simd/dot.hpp"
 #include "cpu/simd/math.hpp"
+#include "cpu/simd/matrix_unit.hpp"
 #include "cpu/simd/transpose.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
@@ -53,6 +54,20 @@ constexpr auto dot_or_null = &dot;
 constexpr void (*dot_or_null)(const float*, const float*, float*) = nullptr;
 #endif
 
+#if defined(TANDEM_MATRIX_UNIT)
+void multiply_tiles(const bf16* a, const bf16* b, float* c) {
+  const MatrixUnit in_use;
+  load_tile<0>(c, 64);
+  load_tile<4>(a, 64);
+  load_tile<7>(b, 64);
+  multiply_tiles_bf16<0, 4, 7>();
+  store_tile<0>(c, 64);
+}
+constexpr auto tiles_or_null = &multiply_tiles;
+#else
+constexpr void (*tiles_or_null)(const bf16*, const bf16*, float*) = nullptr;
+#endif
+
 }  // namespace
 
 extern const SimdProbe probe;
@@ -67,6 +82,7 @@ const SimdProbe probe{.target = Target::TANDEM_TARGET,
                       .narrow_f16 = convert<float, f16>,
                       .narrow_bf16 = convert<float, bf16>,
                       .transpose = transpose_rows,
-                      .dot_bf16 = dot_or_null};
+                      .dot_bf16 = dot_or_null,
+                      .multiply_tiles = tiles_or_null};
 
 }  // namespace tandem::cpu::TANDEM_TARGET

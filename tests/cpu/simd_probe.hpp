@@ -25,6 +25,8 @@ struct SimdProbe {
   /// sum[i] += a[2i] * b[2i] + a[2i+1] * b[2i+1] over `lanes` sums, a and b rounded to bf16; null without the
   /// instruction.
   void (*dot_bf16)(const float* a, const float* b, float* sum);
+  /// c (16 x 16) += a (16 x 32) b (16 x 16 pairs of rows) on a matrix unit; null where there is none.
+  void (*multiply_tiles)(const bf16* a, const bf16* b, float* c);
 };
 
 }  // namespace tandem::cpu

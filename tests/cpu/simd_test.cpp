@@ -2,9 +2,11 @@
 // library.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <random>
 #include <vector>
 
 #include "cpu/common/convert.hpp"
@@ -27,6 +29,12 @@ extern const SimdProbe probe;
 namespace avx512_bf16 {
 extern const SimdProbe probe;
 }
+namespace amx {
+extern const SimdProbe probe;
+}
+namespace amx_emulated {
+extern const SimdProbe probe;
+}
 #elif defined(__aarch64__)
 namespace neon {
 extern const SimdProbe probe;
@@ -37,7 +45,8 @@ namespace {
 
 std::vector<const SimdProbe*> built_probes() {
 #if defined(__x86_64__)
-  return {&portable::probe, &avx2::probe, &avx512::probe, &avx512_bf16::probe};
+  return {&portable::probe,    &avx2::probe, &avx512::probe,
+          &avx512_bf16::probe, &amx::probe,  &amx_emulated::probe};
 #elif defined(__aarch64__)
   return {&portable::probe, &neon::probe};
 #else
@@ -225,6 +234,48 @@ TEST_P(Simd, bf16_dot_product_multiplies_pairs) {
   probe().dot_bf16(a.data(), b.data(), sum.data());
   for (std::size_t i = 0; i < sum.size(); ++i)
     EXPECT_NEAR(sum[i], expected[i], 1e-6F * (1 + std::abs(expected[i])));
+}
+
+/// The unit's sums, bit for bit: even and odd columns apart, each product fused with its sum, subnormal
+/// numbers as 0. The expected bits are what the manual's formula gives; a Xeon gave the same.
+TEST_P(Simd, a_product_of_tiles_adds_up_in_the_units_order) {
+  if (probe().multiply_tiles == nullptr) GTEST_SKIP() << name_of(probe().target) << " has no matrix unit";
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  constexpr float tiny = 0x1p-130F;  // subnormal in bf16, too
+  for (int round = 0; round < 50; ++round) {
+    std::array<bf16, 512> a{};
+    std::array<bf16, 512> b{};
+    std::array<float, 256> c{};
+    const auto draw = [&](int i) { return from_f32<bf16>(i % 37 == round ? tiny : normal(random)); };
+    for (int i = 0; i < 512; ++i) a[i] = draw(i);
+    for (int i = 0; i < 512; ++i) b[i] = draw(i);
+    for (float& x : c) x = 100.0F * normal(random);
+    if (round == 1) a[3] = from_f32<bf16>(infinity);
+    if (round == 2) b[40] = from_f32<bf16>(not_a_number);
+    std::array<float, 256> expected = c;
+    const auto value = [](bf16 x) { return std::fabs(to_f32(x)) < 0x1p-126F ? 0.0F : to_f32(x); };
+    for (int m = 0; m < 16; ++m) {
+      for (int n = 0; n < 16; ++n) {
+        std::array<float, 2> sums{};
+        for (int k = 0; k < 16; ++k) {
+          for (int half = 0; half < 2; ++half) {
+            sums[half] =
+                std::fma(value(a[m * 32 + 2 * k + half]), value(b[k * 32 + 2 * n + half]), sums[half]);
+          }
+        }
+        expected[m * 16 + n] += sums[0] + sums[1];
+      }
+    }
+    probe().multiply_tiles(a.data(), b.data(), c.data());
+    for (int i = 0; i < 256; ++i) {
+      if (std::isnan(expected[i])) {
+        EXPECT_TRUE(std::isnan(c[i])) << "round " << round << ", element " << i;
+      } else {
+        EXPECT_EQ(c[i], expected[i]) << "round " << round << ", element " << i;
+      }
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(targets, Simd, testing::ValuesIn(built_probes()),

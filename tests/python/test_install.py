@@ -117,6 +117,6 @@ def test_the_repaired_wheel_works_with_numpy_alone(repaired: Path, tmp_path: Pat
     bare = {"HOME": str(tmp_path), "PATH": "/nonexistent"}  # no compiler, no library path, no checkout
     version, target = run(python, "-I", "-c", USE, cwd=tmp_path, env=bare).split()
     assert version == (ROOT / "VERSION").read_text().split()[0]
-    assert target in ("portable", "avx2", "avx512", "avx512_bf16", "neon")
+    assert target in ("portable", "avx2", "avx512", "avx512_bf16", "amx", "neon")
     tried = run(python, "-I", "-m", "tandem.selftest", cwd=tmp_path, env=bare)
     assert "CPU          works: " in tried and "PyTorch      not tried: torch is not installed" in tried
