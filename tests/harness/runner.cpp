@@ -46,8 +46,11 @@ class CpuRunner : public Runner {
   void backward(Call& call) override {
     run(call, call.backward_args(), [](const auto& args, const Execution& e) { tandem::backward(args, e); });
   }
-  [[nodiscard]] std::string refuses_append(const AppendCase&) const override { return {}; }
-  [[nodiscard]] std::string refuses_merge(const MergeCase&) const override { return {}; }
+  [[nodiscard]] std::string refuses(const Case& spec) const override {
+    return spec.dtype == DType::bf16 ? std::string() : without_products();
+  }
+  [[nodiscard]] std::string refuses_append(const AppendCase&) const override { return without_products(); }
+  [[nodiscard]] std::string refuses_merge(const MergeCase&) const override { return without_products(); }
   void append(AppendCall& call) override {
     const Environment environment("TANDEM_CPU_TARGET", cpu::name_of(target_));
     append_kv(call.args(), {.threads = call.spec.threads});
@@ -75,6 +78,11 @@ class CpuRunner : public Runner {
     if (workspace) {
       EXPECT_EQ(workspace->changed_outside(), "") << "the workspace is larger than workspace_bytes says";
     }
+  }
+
+  /// The emulated matrix unit is slow, and multiplies bf16 alone.
+  [[nodiscard]] std::string without_products() const {
+    return target_ == cpu::Target::amx_emulated ? "what avx512_bf16 runs" : "";
   }
 
   cpu::Target target_;
