@@ -30,6 +30,16 @@ def speedups(document: Document) -> list[str]:
     return right(["pass", "dtype", "head_dim", "mask", "cells", "mean, least", "most", "of the peak"], rows)
 
 
+def beside_matrix_unit(document: Document) -> list[str]:
+    """Rows of cpu-amx: both sides' rates, in GFLOP/s."""
+    rows = []
+    for c in document["cells"]:
+        rates = [c["flops"] / c[side]["best"] / 1e9 for side in ("tandem", "torch")]
+        cell = [c["direction"], c["head_dim"], mask_of(c), c["seqlen"]]
+        rows.append([*cell, *(f"{r:.0f}" for r in rates), ratio(rates[0] / rates[1], goals=(1, 1.8))])
+    return right(["pass", "head_dim", "mask", "tokens", "Tandem", "PyTorch", "ratio"], rows)
+
+
 def decode(document: Document) -> list[str]:
     return cpu_decode.table(document["cells"])
 
@@ -64,6 +74,7 @@ def errors_of_gradients(document: Document) -> list[str]:
 
 TABLES: dict[str, Callable[[Document], list[str]]] = {
     "cpu": speedups,
+    "cpu-amx": beside_matrix_unit,
     "cpu-decode": decode,
     "cpu-functions": functions,
     "errors-by-context": errors_by_context,

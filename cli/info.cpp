@@ -68,7 +68,8 @@ int info_machine(bool json) {
   fmt::print("processor   {}\n", m.processor);
   fmt::print("cores       {} usable\n", m.cores);
   fmt::print("memory      {:.1f} GiB\n", m.memory_gib);
-  fmt::print("cpu         {}; runs {}\n", fmt::join(names, ", "), m.target);
+  const std::string why = cpu::why_best_target();
+  fmt::print("cpu         {}; runs {}{}\n", fmt::join(names, ", "), m.target, why.empty() ? "" : ": " + why);
   fmt::print("gpu driver  {}\n", gpus.driver);
   for (const gpu::DeviceSummary& device : gpus.devices) {
     fmt::print("gpu         {}, compute capability {}, {} multiprocessors{}\n", device.name,
