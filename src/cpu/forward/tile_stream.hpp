@@ -21,7 +21,9 @@ class TileStream {
 
   /// One block of keys against one stripe.
   void attend(const Block<TileMath>& b, const Stripe<TileMath>& s, Ahead& ahead) {
-    const int begin = b.begin < s.begin ? clamp_to(s.begin - b.begin, b.count) / 32 * 32 : 0;
+    // Always from multiples of 64 on, so that a row's bits do not depend on the others of its stripe.
+    const int begin =
+        b.begin < s.begin ? clamp_to(s.begin - b.begin, b.count) / stream_keys * stream_keys : 0;
     const int end = clamp_to(s.end - b.begin, b.count);
     int done = begin;  // keys before it are in O
     for (int key = begin; key < end; key += stream_keys) {
@@ -51,7 +53,7 @@ class TileStream {
   static LaneKeys keys_of(const Block<TileMath>& part, const Stripe<TileMath>& s, int vec) {
     if (part.begin >= s.all_begin && part.begin + part.count <= s.all_end) return all_keys(part.count);
     LaneKeys keys = lane_keys(s, part, vec);
-    keys.partial |= keys.begin >= keys.end;
+    keys.partial |= keys.begin != 0 || keys.end != part.count;
     keys.begin = 0;
     keys.end = part.count;
     return keys;
