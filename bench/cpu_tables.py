@@ -31,13 +31,18 @@ def speedups(document: Document) -> list[str]:
 
 
 def beside_matrix_unit(document: Document) -> list[str]:
-    """Rows of cpu-amx: both sides' rates, in GFLOP/s."""
-    rows = []
+    """Rows of cpu-amx: both sides' rates, in GFLOP/s, and PyTorch's time over Tandem's."""
+    groups: dict[tuple[str, int, str], list[Document]] = {}
     for c in document["cells"]:
-        rates = [c["flops"] / c[side]["best"] / 1e9 for side in ("tandem", "torch")]
-        cell = [c["direction"], c["head_dim"], mask_of(c), c["seqlen"]]
-        rows.append([*cell, *(f"{r:.0f}" for r in rates), ratio(rates[0] / rates[1], goals=(1, 1.8))])
-    return right(["pass", "head_dim", "mask", "tokens", "Tandem", "PyTorch", "ratio"], rows)
+        groups.setdefault((c["direction"], c["head_dim"], mask_of(c)), []).append(c)
+    rows = []
+    for key, cells in groups.items():
+        rates = {side: [c["flops"] / c[side]["best"] / 1e9 for c in cells] for side in ("tandem", "torch")}
+        said = [f"{min(of_side):.0f} to {max(of_side):.0f}" for of_side in rates.values()]
+        shares = [ours / theirs for ours, theirs in zip(*rates.values(), strict=True)]
+        rows.append([*key, len(cells), *said, mean_and_least(shares)])
+    header = ["pass", "head_dim", "mask", "cells", "Tandem, GFLOP/s", "PyTorch, GFLOP/s", "mean, least"]
+    return right(header, rows)
 
 
 def decode(document: Document) -> list[str]:
