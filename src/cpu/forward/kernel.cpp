@@ -14,6 +14,7 @@
 #include "cpu/forward/stage.hpp"
 #include "cpu/forward/tile.hpp"
 #include "cpu/forward/tile_stream.hpp"
+#include "cpu/simd/matrix_unit.hpp"
 #include "cpu/simd/stage.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
@@ -56,11 +57,11 @@ void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, c
   for (int v = 0; v < s.vecs; ++v) {
     if (keys[v].begin >= keys[v].end) continue;
     if (functions != nullptr) {
-      soften(s, v, functions->make_logits(v, keys[v], scores), functions->plain, t.head_dim_v, scores, scores,
-             b.v_scales, [] {});
+      soften(s, v, functions->make_logits(v, keys[v], scores), functions->plain, t.head_dim_v, scores,
+             b.v_scales);
       functions->template drop<Math>(v, keys[v], scores);
     } else {
-      soften(s, v, keys[v], logits, t.head_dim_v, scores, scores, b.v_scales, [] {});
+      soften(s, v, keys[v], logits, t.head_dim_v, scores, b.v_scales);
     }
   }
   auto* p = reinterpret_cast<typename Math::Word*>(scores);
@@ -255,10 +256,7 @@ void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits
     for (int i = 0; i < stripes.count; ++i) {
 #if defined(TANDEM_MATRIX_UNIT)
       if constexpr (on_tiles<Math>) {
-        if (t.functions == nullptr && block.k_scales == nullptr && block.v_scales == nullptr) {
-          stream.attend(block, stripes.of[i], ahead);
-          continue;
-        }
+        if (stream.attend(block, stripes.of[i], ahead)) continue;
       }
 #endif
       if (t.functions == nullptr) {
@@ -371,12 +369,8 @@ void with_types(const ForwardTile& t, const Function& f) {
     case DType::bf16:
 #if defined(__AVX512BF16__)
       if (t.head_dim_qk % 2 == 0) {
-#if defined(TANDEM_MATRIX_UNIT)
         const MatrixUnit in_use;
-        with_keys<TileMath, bf16>(t, f);
-#else
-        with_keys<Bf16Math, bf16>(t, f);
-#endif
+        with_keys<PairMath, bf16>(t, f);
         break;
       }
 #endif

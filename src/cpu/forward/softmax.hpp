@@ -196,6 +196,13 @@ template <typename Math, typename Before>
   store(hn::Add(sum, more), s.sum + lane);
 }
 
+/// In place, where O has all keys before.
+template <typename Math>
+TANDEM_INLINE void soften(const Stripe<Math>& s, int vec, const LaneKeys& keys, const Logits& logits,
+                          int dims, float* scores, const float* v_scales) {
+  soften(s, vec, keys, logits, dims, scores, scores, v_scales, [] {});
+}
+
 /// With a split size: the one segment that all registers of a stripe have whose rows see some key of a block,
 /// so that which other rows they share the stripe with does not change how a row's terms are added up. What a
 /// row does not see adds zeros. Empty if first_vec == last_vec.

@@ -19,8 +19,9 @@ class TileStream {
   TileStream(const ForwardTile& tile, const Logits& logits, float* memory)
       : t_(tile), logits_(logits), scores_(memory), p_(memory + stream_keys * stripe_lanes) {}
 
-  /// One block of keys against one stripe.
-  void attend(const Block<TileMath>& b, const Stripe<TileMath>& s, Ahead& ahead) {
+  /// One block of keys against one stripe; false, and nothing is done, with functions or scales by row.
+  bool attend(const Block<TileMath>& b, const Stripe<TileMath>& s, Ahead& ahead) {
+    if (t_.functions != nullptr || b.k_scales != nullptr || b.v_scales != nullptr) return false;
     // Always from multiples of 64 on, so that a row's bits do not depend on the others of its stripe.
     const int begin =
         b.begin < s.begin ? clamp_to(s.begin - b.begin, b.count) / stream_keys * stream_keys : 0;
@@ -46,6 +47,7 @@ class TileStream {
       }
     }
     add_products(b, s, done, end);
+    return true;
   }
 
  private:

@@ -8,9 +8,9 @@
 // machine. Source: Intel's Software Developer's Manual, TDPBF16PS.
 #pragma once
 
-#if defined(TANDEM_MATRIX_UNIT)
-
 #include "cpu/simd/vec.hpp"
+
+#if defined(TANDEM_MATRIX_UNIT)
 
 namespace tandem::cpu::TANDEM_TARGET {
 
@@ -136,6 +136,16 @@ TANDEM_INLINE void multiply_tiles_bf16() {
 }
 
 #endif
+
+}  // namespace tandem::cpu::TANDEM_TARGET
+
+#else
+
+namespace tandem::cpu::TANDEM_TARGET {
+
+struct MatrixUnit {
+  MatrixUnit() {}
+};
 
 }  // namespace tandem::cpu::TANDEM_TARGET
 

@@ -48,9 +48,13 @@ struct TileMath {
   static constexpr int elements_per_word = 2;
   static constexpr int key_chunk = 32;
 };
+using PairMath = TileMath;
 template <typename Math>
 constexpr bool on_tiles = __is_same(Math, TileMath);
 #else
+#if defined(__AVX512BF16__)
+using PairMath = Bf16Math;
+#endif
 template <typename Math>
 constexpr bool on_tiles = false;
 #endif
