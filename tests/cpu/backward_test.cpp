@@ -2,9 +2,11 @@
 // forward kernels.
 #include "api/make_problem.hpp"
 #include "cpu/cpu.hpp"
+#include "cpu/targets/kernels.hpp"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <functional>
@@ -44,7 +46,7 @@ cpu::Config config_of(cpu::Target target, int threads) {
 /// The smallest tiles that every target accepts: many blocks, and so many edges, in a small problem.
 cpu::Config small_tiles(cpu::Config config) {
   config.block_q = 32;
-  config.block_k = 12;
+  config.block_k = std::max(12, static_cast<int>(cpu::kernels(config.target).backward.strip));
   return config;
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cpu/simd/dot.hpp"
+#include "cpu/simd/matrix_unit.hpp"
 #include "cpu/simd/vec.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
@@ -15,7 +16,9 @@ namespace tandem::cpu::TANDEM_TARGET {
 constexpr int panel_lanes = 2 * vec_lanes;
 /// Rows of the register tile: 12 x 2 accumulators, or 6 x 2 with 16 registers, hide the latency (4 cycles
 /// f32, 6 bf16) and leave room for the operands. 12 x 2, 8 x 3 and 6 x 4 all reach 94 % of peak at depth 128.
-constexpr int strip_rows = vec_registers == 32 ? 12 : 6;
+constexpr int register_rows = vec_registers == 32 ? 12 : 6;
+/// Keys of a strip. A matrix unit takes 32 rows at a time, and 16 words of depth.
+constexpr int strip_rows = has_matrix_unit ? 32 : register_rows;
 
 template <bool paired>
 TANDEM_INLINE Vec multiply_add(Vec sum, Vec a, Vec b) {
@@ -88,11 +91,68 @@ TANDEM_INLINE void multiply_if(Product& p, int& left) {
   }
 }
 
+#if defined(TANDEM_MATRIX_UNIT)
+/// 32 rows of C.
+template <bool accumulate>
+TANDEM_INLINE void multiply_32_rows(const Product& p, float* c, std::int64_t c_stride) {
+  const std::int64_t c_bytes = c_stride * 4;
+  const std::int64_t a_bytes = p.row_step * 4;
+  constexpr std::int64_t b_bytes = panel_lanes * 4;
+  if constexpr (accumulate) {
+    load_tile<0>(c, c_bytes);
+    load_tile<1>(c + 16 * c_stride, c_bytes);
+    load_tile<2>(c + 16, c_bytes);
+    load_tile<3>(c + 16 * c_stride + 16, c_bytes);
+  } else {
+    clear_tile<0>();
+    clear_tile<1>();
+    clear_tile<2>();
+    clear_tile<3>();
+  }
+  for (std::int64_t i = 0; i < p.depth; i += 16) {
+    load_tile<4>(p.a + i, a_bytes);
+    load_tile<6>(p.b + i * panel_lanes, b_bytes);
+    multiply_tiles_bf16<0, 4, 6>();
+    load_tile<5>(p.a + i + 16 * p.row_step, a_bytes);
+    multiply_tiles_bf16<1, 5, 6>();
+    load_tile<7>(p.b + i * panel_lanes + 16, b_bytes);
+    multiply_tiles_bf16<2, 4, 7>();
+    multiply_tiles_bf16<3, 5, 7>();
+  }
+  store_tile<0>(c, c_bytes);
+  store_tile<1>(c + 16 * c_stride, c_bytes);
+  store_tile<2>(c + 16, c_bytes);
+  store_tile<3>(c + 16 * c_stride + 16, c_bytes);
+}
+
+/// Words of A follow one another; its rows reach to a whole 32, and what they hold past `rows` is left out.
+/// The unit adds up 32 elements before it adds them to C, which is the sum of their own elsewhere.
+template <bool accumulate>
+void multiply_by_tiles(Product p, int rows) {
+  for (; rows >= 32; rows -= 32, p.a += 32 * p.row_step, p.c += 32 * p.c_stride) {
+    multiply_32_rows<accumulate>(p, p.c, p.c_stride);
+  }
+  if (rows == 0) return;
+  alignas(64) float c[32 * panel_lanes];
+  multiply_32_rows<false>(p, c, panel_lanes);
+  for (int r = 0; r < rows; ++r) {
+    for (int n = 0; n < panel_lanes; n += vec_lanes) {
+      float* const to = p.c + r * p.c_stride + n;
+      const Vec sum = load(c + r * panel_lanes + n);
+      store(accumulate ? hn::Add(load(to), sum) : sum, to);
+    }
+  }
+}
+#endif
+
 /// Any number of rows: whole strips, then what is left in tiles of 8, 4, 2 and 1.
 template <bool paired, bool accumulate>
 void multiply(Product p, int rows) {
-  multiply_if<paired, accumulate, strip_rows>(p, rows);
-  if constexpr (strip_rows > 8) multiply_if<paired, accumulate, 8>(p, rows);
+#if defined(TANDEM_MATRIX_UNIT)
+  if constexpr (paired) return multiply_by_tiles<accumulate>(p, rows);
+#endif
+  multiply_if<paired, accumulate, register_rows>(p, rows);
+  if constexpr (register_rows > 8) multiply_if<paired, accumulate, 8>(p, rows);
   multiply_if<paired, accumulate, 4>(p, rows);
   multiply_if<paired, accumulate, 2>(p, rows);
   multiply_if<paired, accumulate, 1>(p, rows);

@@ -164,7 +164,11 @@ void run(const BackwardBlock& block, std::byte* scratch) {
   switch (block.shape.dtype) {
     case DType::f32: run_block<float>(block, words); break;
     case DType::f16: run_block<f16>(block, words); break;
-    case DType::bf16: run_block<bf16>(block, words); break;
+    case DType::bf16: {
+      const MatrixUnit in_use;
+      run_block<bf16>(block, words);
+      break;
+    }
     default: break;
   }
 }

@@ -3,6 +3,7 @@
 
 #include "cpu/backward/tile.hpp"
 #include "cpu/simd/math.hpp"
+#include "cpu/simd/transpose.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 
@@ -78,6 +79,8 @@ template <bool masked, bool dropped, typename Tile>
 void differences(Tile& t, std::int64_t p, std::int64_t s) {
   const Vec delta[2] = {load(t.at(t.x.delta) + p * panel_lanes),
                         load(t.at(t.x.delta) + p * panel_lanes + vec_lanes)};
+  constexpr bool by_query = Tile::Scratch::on_tiles;
+  alignas(64) float turned[by_query ? strip_rows / 2 * panel_lanes : 1];
   for (int i = 0; i < t.rows_of_strip(s); i += Tile::pair) {
     const std::int64_t r = s * strip_rows + i;
     Vec ds[Tile::pair][2];
@@ -92,11 +95,16 @@ void differences(Tile& t, std::int64_t p, std::int64_t s) {
       store_query_row<Tile>(ds[e], t.at(t.x.ds) + (r + e) * t.x.p_row + p * panel_lanes / Tile::pair);
     }
     if constexpr (Tile::paired) {
+      float* const pairs = by_query ? turned + i / 2 * panel_lanes
+                                    : t.at(t.x.ds_pairs) + r / 2 * t.x.ds_pairs_row + p * panel_lanes;
       for (int n = 0; n < 2; ++n) {
-        store(bits_as_f32(pair_bf16(ds[0][n], ds[1][n])),
-              t.at(t.x.ds_pairs) + r / 2 * t.x.ds_pairs_row + p * panel_lanes + n * vec_lanes);
+        store(bits_as_f32(pair_bf16(ds[0][n], ds[1][n])), pairs + n * vec_lanes);
       }
     }
+  }
+  if constexpr (by_query) {
+    transpose(turned, panel_lanes, strip_rows / 2, panel_lanes,
+              t.at(t.x.ds_pairs) + p * panel_lanes * t.x.ds_pairs_row + s * strip_rows / 2, t.x.ds_pairs_row);
   }
 }
 

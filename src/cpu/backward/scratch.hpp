@@ -19,11 +19,14 @@ constexpr std::int64_t padded(std::int64_t columns) {
 template <bool paired>
 struct BackwardScratch {
   static constexpr std::int64_t pair = paired ? 2 : 1;
+  static constexpr bool on_tiles = paired && has_matrix_unit;
   /// Extra words at the end of each row of P and dS: rows a power of two apart would share a few cache sets.
   static constexpr std::int64_t skew = 16;
 
   /// Words that a product over `columns` sums over.
-  static constexpr std::int64_t depth(std::int64_t columns) { return (columns + pair - 1) / pair; }
+  static constexpr std::int64_t depth(std::int64_t columns) {
+    return on_tiles ? row_words(columns) : (columns + pair - 1) / pair;
+  }
   static constexpr std::int64_t row_words(std::int64_t columns) { return padded(columns) / pair; }
 
   /// 16-bit numbers from half panel to half panel of `seen`. Lanes are read eight bytes at a time.
@@ -47,11 +50,12 @@ struct BackwardScratch {
   std::int64_t k_panels = 0;  ///< panels of head_dim_qk, a row for each key (pair)
   std::int64_t p = 0;         ///< P^T: a row for each key, words of queries
   std::int64_t ds = 0;        ///< dS^T likewise
-  std::int64_t ds_pairs =
-      0;                    ///< dS^T: a row for each key pair, queries in words; the same as ds without pairs
-  std::int64_t weight = 0;  ///< dS / (dP - delta) of one panel of queries, f32
-  std::int64_t tile = 0;    ///< what a register tile leaves
-  std::int64_t row = 0;     ///< a sum over visible pairs alone
+  /// dS^T: a row for each key pair, queries in words. On tiles dS: a row for each query, key pairs in words.
+  /// Without pairs it is ds.
+  std::int64_t ds_pairs = 0;
+  std::int64_t weight = 0;     ///< dS / (dP - delta) of one panel of queries, f32
+  std::int64_t tile = 0;       ///< what a register tile leaves
+  std::int64_t row = 0;        ///< a sum over visible pairs alone
   std::int64_t functions = 0;  ///< memory of a program, for each half of a panel
   std::int64_t dp = 0;         ///< dP of one panel of queries, for the gradients of what functions read
   std::int64_t seen = 0;       ///< lanes that see a key, 16 bits: by half panel and key (function.hpp)
@@ -66,7 +70,7 @@ struct BackwardScratch {
       return at;
     };
     x.p_row = s.block_q / pair + skew;
-    x.ds_pairs_row = s.block_q + skew;
+    x.ds_pairs_row = (on_tiles ? s.block_k / 2 : s.block_q) + skew;
     x.q_lanes = take(s.block_q * depth(s.head_dim_qk));
     x.dout_lanes = take(s.block_q * depth(s.head_dim_v));
     x.q_panels = take(s.block_q * row_words(s.head_dim_qk));
@@ -85,7 +89,7 @@ struct BackwardScratch {
     x.k_panels = take(s.block_k * row_words(s.head_dim_qk));
     x.p = take(s.block_k * x.p_row);
     x.ds = take(s.block_k * x.p_row);
-    x.ds_pairs = paired ? take(s.block_k / 2 * x.ds_pairs_row) : x.ds;
+    x.ds_pairs = paired ? take((on_tiles ? s.block_q : s.block_k / 2) * x.ds_pairs_row) : x.ds;
     x.weight = take(s.block_k * panel_lanes);
     x.tile = take(strip_rows * panel_lanes);
     x.row = take(padded(s.head_dim_qk > s.head_dim_v ? s.head_dim_qk : s.head_dim_v));

@@ -43,12 +43,15 @@ void add_dq(Tile& t) {
       const std::int64_t first = strips.first * strip_rows / Tile::pair;
       const std::int64_t last = smaller(strips.last * strip_rows, t.rows) / Tile::pair;
       if (first >= last) continue;
-      multiply<Tile::paired, true>({.a = t.at(t.x.ds_pairs) + first * ds_row + p * panel_lanes,
-                                    .row_step = 1,
-                                    .step = ds_row,
+      constexpr bool by_query = Tile::Scratch::on_tiles;
+      const std::int64_t query = p * panel_lanes;
+      const std::int64_t begin = by_query ? query * ds_row + first : first * ds_row + query;
+      multiply<Tile::paired, true>({.a = t.at(t.x.ds_pairs) + begin,
+                                    .row_step = by_query ? ds_row : 1,
+                                    .step = by_query ? 1 : ds_row,
                                     .b = k + first * panel_lanes,
                                     .depth = last - first,
-                                    .c = dq + p * panel_lanes * panel_lanes,
+                                    .c = dq + query * panel_lanes,
                                     .c_stride = panel_lanes},
                                    panel_lanes);
     }

@@ -80,7 +80,8 @@ struct BackwardTile {
   void start_key_block(std::int64_t first) {
     first_key = first;
     keys = smaller(b.shape.block_k, b.seqlen_k - first);
-    rows = (keys + 3) / 4 * 4;
+    constexpr std::int64_t whole = Scratch::on_tiles ? strip_rows : 4;
+    rows = (keys + whole - 1) / whole * whole;
     strips = (rows + strip_rows - 1) / strip_rows;
     masked = false;
     for (std::int64_t s = 0; s < strips; ++s) panels_seeing(s) = {};

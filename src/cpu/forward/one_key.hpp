@@ -12,10 +12,35 @@
 
 namespace tandem::cpu::TANDEM_TARGET {
 
-/// a . b as the backward pass's products add it up: one term, or one pair of bf16, after the other. 8-bit
-/// values b have the bits that they would have in a's type.
+/// a . b as the matrix unit adds it up: of 32 columns even and odd ones apart.
+template <typename T, typename K>
+[[gnu::noinline]] float tiled_dot(const T* a, const K* b, int columns) {
+  float sum = 0.0F;
+  for (int c = 0; c < columns; c += 32) {
+    float sums[2] = {0.0F, 0.0F};
+    for (int i = 0; i < 32 && c + i < columns; ++i) {
+      const float of_b = to_f32(from_f32<T>(to_f32(b[c + i])));
+      sums[i % 2] = __builtin_fmaf(to_f32(a[c + i]), of_b, sums[i % 2]);
+    }
+    sum += sums[0] + sums[1];
+  }
+  return sum;
+}
+
+/// a . b as the backward pass's products add it up: one term, or one pair of bf16, after the other, or as the
+/// matrix unit does, which takes subnormal numbers for 0. 8-bit values b have the bits that they would have
+/// in a's type.
 template <typename T, typename K>
 TANDEM_INLINE float chained_dot(const T* a, const K* b, int columns) {
+#if defined(TANDEM_MATRIX_UNIT)
+  if constexpr (__is_same(T, bf16)) {
+    const unsigned kept = _mm_getcsr();
+    _mm_setcsr(kept | 0x8040U);  // DAZ and FTZ
+    const float tiled = tiled_dot(a, b, columns);
+    _mm_setcsr(kept);
+    return tiled;
+  }
+#endif
   Vec sum = zero();
   if constexpr (has_bf16_dot && __is_same(T, bf16)) {
     for (int c = 0; c < columns; c += 2) {

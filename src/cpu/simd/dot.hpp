@@ -6,12 +6,7 @@
 namespace tandem::cpu::TANDEM_TARGET {
 
 #if defined(__AVX512BF16__)
-/// Not taken where there is a matrix unit: on those processors, Intel's, f32 has twice its speed.
-#if defined(TANDEM_MATRIX_UNIT)
-constexpr bool has_bf16_dot = false;
-#else
 constexpr bool has_bf16_dot = true;
-#endif
 
 /// acc[i] + a[2i] * b[2i] + a[2i+1] * b[2i+1]: lanes of `a` and `b` hold two bf16 each, the first in the
 /// lower half. Accumulates in f32; subnormal inputs count as 0.

@@ -14,7 +14,7 @@
 
 namespace tandem::cpu::TANDEM_TARGET {
 
-constexpr int tile_rows_16 = 16;  ///< rows of a tile, and columns of one of f32
+constexpr bool has_matrix_unit = true;
 constexpr int tile_bytes = 1024;
 constexpr int tile_row_bytes = 64;
 
@@ -143,6 +143,7 @@ TANDEM_INLINE void multiply_tiles_bf16() {
 
 namespace tandem::cpu::TANDEM_TARGET {
 
+constexpr bool has_matrix_unit = false;
 struct MatrixUnit {
   MatrixUnit() {}
 };
