@@ -95,34 +95,14 @@ TANDEM_INLINE void multiply_if(Product& p, int& left) {
 /// 32 rows of C.
 template <bool accumulate>
 TANDEM_INLINE void multiply_32_rows(const Product& p, float* c, std::int64_t c_stride) {
-  const std::int64_t c_bytes = c_stride * 4;
-  const std::int64_t a_bytes = p.row_step * 4;
-  constexpr std::int64_t b_bytes = panel_lanes * 4;
   if constexpr (accumulate) {
-    load_tile<0>(c, c_bytes);
-    load_tile<1>(c + 16 * c_stride, c_bytes);
-    load_tile<2>(c + 16, c_bytes);
-    load_tile<3>(c + 16 * c_stride + 16, c_bytes);
+    load_sums<panel_lanes>(c, c_stride);
   } else {
-    clear_tile<0>();
-    clear_tile<1>();
-    clear_tile<2>();
-    clear_tile<3>();
+    clear_sums<panel_lanes>();
   }
-  for (std::int64_t i = 0; i < p.depth; i += 16) {
-    load_tile<4>(p.a + i, a_bytes);
-    load_tile<6>(p.b + i * panel_lanes, b_bytes);
-    multiply_tiles_bf16<0, 4, 6>();
-    load_tile<5>(p.a + i + 16 * p.row_step, a_bytes);
-    multiply_tiles_bf16<1, 5, 6>();
-    load_tile<7>(p.b + i * panel_lanes + 16, b_bytes);
-    multiply_tiles_bf16<2, 4, 7>();
-    multiply_tiles_bf16<3, 5, 7>();
-  }
-  store_tile<0>(c, c_bytes);
-  store_tile<1>(c + 16 * c_stride, c_bytes);
-  store_tile<2>(c + 16, c_bytes);
-  store_tile<3>(c + 16 * c_stride + 16, c_bytes);
+  const TileRows rows{.tiles = p.a, .stride = p.row_step, .below = 16 * p.row_step, .step = 16};
+  add_products_of_tiles<panel_lanes>(rows, p.b, panel_lanes, p.depth / 16);
+  store_sums<panel_lanes>(c, c_stride);
 }
 
 /// Words of A follow one another; its rows reach to a whole 32, and what they hold past `rows` is left out.

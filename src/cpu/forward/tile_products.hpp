@@ -16,48 +16,14 @@
 namespace tandem::cpu::TANDEM_TARGET {
 
 constexpr int tile_words = 256;
-constexpr std::int64_t lane_row_bytes = stripe_lanes * 4;
-
-/// C (two tiles of A's rows x `lanes` tiles of 16 lanes) += A B over `steps` tiles of depth. A's tiles lie
-/// side by side, those of the next step `a_step` words further; B's rows are rows of lanes.
-template <int lanes>
-TANDEM_INLINE void multiply_two_tiles(const std::uint32_t* a, std::int64_t a_row, std::int64_t a_step,
-                                      const std::uint32_t* b, int steps) {
-  for (int i = 0; i < steps; ++i, a += a_step, b += 16 * stripe_lanes) {
-    load_tile<4>(a, tile_row_bytes);
-    load_tile<6>(b, lane_row_bytes);
-    multiply_tiles_bf16<0, 4, 6>();
-    load_tile<5>(a + a_row, tile_row_bytes);
-    multiply_tiles_bf16<1, 5, 6>();
-    if constexpr (lanes == 2) {
-      load_tile<7>(b + 16, lane_row_bytes);
-      multiply_tiles_bf16<2, 4, 7>();
-      multiply_tiles_bf16<3, 5, 7>();
-    }
-  }
-}
-
-template <int lanes>
-TANDEM_INLINE void store_two_tiles(float* c) {
-  store_tile<0>(c, lane_row_bytes);
-  store_tile<1>(c + 16 * stripe_lanes, lane_row_bytes);
-  if constexpr (lanes == 2) {
-    store_tile<2>(c + 16, lane_row_bytes);
-    store_tile<3>(c + 16 * stripe_lanes + 16, lane_row_bytes);
-  }
-}
-
 /// Scores of 32 keys, whose tiles start at `k`.
 template <int lanes>
 TANDEM_INLINE void score_tiles(const std::uint32_t* k, int steps, const std::uint32_t* q, float* scores) {
-  clear_tile<0>();
-  clear_tile<1>();
-  if constexpr (lanes == 2) {
-    clear_tile<2>();
-    clear_tile<3>();
-  }
-  multiply_two_tiles<lanes>(k, static_cast<std::int64_t>(steps) * tile_words, tile_words, q, steps);
-  store_two_tiles<lanes>(scores);
+  clear_sums<16 * lanes>();
+  const TileRows keys{
+      .tiles = k, .stride = 16, .below = static_cast<std::int64_t>(steps) * tile_words, .step = tile_words};
+  add_products_of_tiles<16 * lanes>(keys, q, stripe_lanes, steps);
+  store_sums<16 * lanes>(scores, stripe_lanes);
 }
 
 /// 32 columns of O^T. The unit adds up 32 keys before it adds them to O, which is what a block's own sum is
@@ -65,14 +31,10 @@ TANDEM_INLINE void score_tiles(const std::uint32_t* k, int steps, const std::uin
 template <int lanes>
 TANDEM_INLINE void accumulate_tiles(const std::uint32_t* v, std::int64_t v_step, const std::uint32_t* p,
                                     int steps, float* out) {
-  load_tile<0>(out, lane_row_bytes);
-  load_tile<1>(out + 16 * stripe_lanes, lane_row_bytes);
-  if constexpr (lanes == 2) {
-    load_tile<2>(out + 16, lane_row_bytes);
-    load_tile<3>(out + 16 * stripe_lanes + 16, lane_row_bytes);
-  }
-  multiply_two_tiles<lanes>(v, tile_words, v_step, p, steps);
-  store_two_tiles<lanes>(out);
+  load_sums<16 * lanes>(out, stripe_lanes);
+  const TileRows columns{.tiles = v, .stride = 16, .below = tile_words, .step = v_step};
+  add_products_of_tiles<16 * lanes>(columns, p, stripe_lanes, steps);
+  store_sums<16 * lanes>(out, stripe_lanes);
 }
 
 /// Calls f with the number of tiles of lanes, two at a time, and the first lane.

@@ -137,6 +137,65 @@ TANDEM_INLINE void multiply_tiles_bf16() {
 
 #endif
 
+/// C is tiles 0 to 3: 32 rows, and 16 or 32 columns. Strides are in words, from row to row.
+template <int columns>
+TANDEM_INLINE void load_sums(const float* c, std::int64_t stride) {
+  load_tile<0>(c, stride * 4);
+  load_tile<1>(c + 16 * stride, stride * 4);
+  if constexpr (columns == 32) {
+    load_tile<2>(c + 16, stride * 4);
+    load_tile<3>(c + 16 * stride + 16, stride * 4);
+  }
+}
+
+template <int columns>
+TANDEM_INLINE void clear_sums() {
+  clear_tile<0>();
+  clear_tile<1>();
+  if constexpr (columns == 32) {
+    clear_tile<2>();
+    clear_tile<3>();
+  }
+}
+
+template <int columns>
+TANDEM_INLINE void store_sums(float* c, std::int64_t stride) {
+  store_tile<0>(c, stride * 4);
+  store_tile<1>(c + 16 * stride, stride * 4);
+  if constexpr (columns == 32) {
+    store_tile<2>(c + 16, stride * 4);
+    store_tile<3>(c + 16 * stride + 16, stride * 4);
+  }
+}
+
+/// 32 rows of A as two tiles, `below` words apart; the next 16 words of their depth are `step` further.
+struct TileRows {
+  const void* tiles;
+  std::int64_t stride;
+  std::int64_t below;
+  std::int64_t step;
+};
+
+/// C += A B over `steps` tiles of depth.
+template <int columns>
+TANDEM_INLINE void add_products_of_tiles(const TileRows& a, const void* b, std::int64_t b_stride,
+                                         std::int64_t steps) {
+  const auto* of_a = static_cast<const std::uint32_t*>(a.tiles);
+  const auto* of_b = static_cast<const std::uint32_t*>(b);
+  for (std::int64_t i = 0; i < steps; ++i, of_a += a.step, of_b += 16 * b_stride) {
+    load_tile<4>(of_a, a.stride * 4);
+    load_tile<6>(of_b, b_stride * 4);
+    multiply_tiles_bf16<0, 4, 6>();
+    load_tile<5>(of_a + a.below, a.stride * 4);
+    multiply_tiles_bf16<1, 5, 6>();
+    if constexpr (columns == 32) {
+      load_tile<7>(of_b + 16, b_stride * 4);
+      multiply_tiles_bf16<2, 4, 7>();
+      multiply_tiles_bf16<3, 5, 7>();
+    }
+  }
+}
+
 }  // namespace tandem::cpu::TANDEM_TARGET
 
 #else
