@@ -32,6 +32,12 @@ void note_lost_threads() {
 /// As the library is loaded, since the threads need not be Tandem's.
 const bool registered = pthread_atfork(look_for_threads, nullptr, note_lost_threads) == 0;
 
+/// Whether forward's products run on a matrix unit.
+bool takes_tiles(const Problem& problem, Target target) {
+  const bool has_unit = target == Target::amx || target == Target::amx_emulated;
+  return has_unit && problem.q.dtype == DType::bf16 && problem.head_dim_qk % 2 == 0;
+}
+
 }  // namespace
 
 int usable_threads(int wanted) {
@@ -53,16 +59,6 @@ int usable_threads(int wanted) {
   }
   return threads;
 }
-
-namespace {
-
-/// Whether forward's products run on a matrix unit.
-bool takes_tiles(const Problem& problem, Target target) {
-  const bool has_unit = target == Target::amx || target == Target::amx_emulated;
-  return has_unit && problem.q.dtype == DType::bf16 && problem.head_dim_qk % 2 == 0;
-}
-
-}  // namespace
 
 Config choose(const Problem& problem, int threads) {
   Config config;
