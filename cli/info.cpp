@@ -38,6 +38,7 @@ Json gpu_json(const gpu::Description& d) {
           {"devices", devices},
           {"compiler", d.compiler},
           {"kernel_cache", d.cache_directory},
+          {"kernel_cache_refusal", d.cache_refusal},
           {"shipped_kernels", d.shipped_kernels}};
 }
 
@@ -76,8 +77,9 @@ int info_machine(bool json) {
                device.capability, device.multiprocessors, kernels_of(device));
   }
   fmt::print("compiler    {}\n", gpus.compiler);
-  fmt::print("kernels     {} shipped; cache {}\n", gpus.shipped_kernels,
-             gpus.cache_directory.empty() ? "none" : gpus.cache_directory);
+  fmt::print("kernels     {} shipped; cache {}{}\n", gpus.shipped_kernels,
+             gpus.cache_directory.empty() ? "none" : gpus.cache_directory,
+             gpus.cache_refusal.empty() ? "" : ", not used: it " + gpus.cache_refusal);
   return success;
 }
 

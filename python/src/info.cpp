@@ -41,6 +41,7 @@ nb::dict gpu_info() {
   info["devices"] = devices;
   info["compiler"] = description.compiler;
   info["kernel_cache"] = description.cache_directory;
+  info["kernel_cache_refusal"] = description.cache_refusal;
   info["shipped_kernels"] = description.shipped_kernels;
   return info;
 }

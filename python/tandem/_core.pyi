@@ -73,6 +73,7 @@ class GpuInfo(TypedDict):
     devices: list[Gpu]
     compiler: str
     kernel_cache: str
+    kernel_cache_refusal: str
     shipped_kernels: int
 
 class Peak(TypedDict):

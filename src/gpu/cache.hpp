@@ -1,5 +1,5 @@
 // Compiled kernels on disk. The cache is a convenience: whatever is wrong with it, a kernel is compiled
-// instead.
+// instead. What another user could have written is never loaded.
 #pragma once
 
 #include <filesystem>
@@ -25,17 +25,21 @@ std::string cache_key(const KernelName& name, const CompilerInfo& compiler);
 /// TANDEM_CACHE_DIR set to nothing turns the cache off.
 std::filesystem::path default_cache_directory();
 
-/// A directory of entries. Safe for any number of threads and processes: entries appear whole, by an atomic
-/// rename.
+/// A directory of entries, both of this user or root. Safe for any number of threads and processes: entries
+/// appear whole, by an atomic rename.
 class DiskCache {
  public:
-  explicit DiskCache(std::filesystem::path directory) : directory_(std::move(directory)) {}
+  explicit DiskCache(std::filesystem::path directory);
 
-  /// The entry for `key`; nothing if it is absent, unreadable, damaged, or of another key.
-  [[nodiscard]] std::optional<CompiledKernel> load(std::string_view key) const noexcept;
+  /// Why the directory is not used; empty if it is, or would be if it were there.
+  [[nodiscard]] std::string why_refused() const;
 
-  /// Writes an entry, replacing any before it. False where the file system refuses; nothing is left behind
-  /// then.
+  /// The entry for `key`; nothing if it is absent, unreadable, damaged, or of another key, or if another user
+  /// could have written it, which the log says. Throws Error if every user may write into the directory.
+  [[nodiscard]] std::optional<CompiledKernel> load(std::string_view key) const;
+
+  /// Writes an entry, replacing any before it. False where the file system or why_refused refuses; nothing is
+  /// left behind then.
   bool store(std::string_view key, const CompiledKernel& kernel) const noexcept;
 
   /// The file an entry has or would have.

@@ -43,6 +43,7 @@ Description describe() {
     d.compiler = fmt::format("NVRTC {}.{} ({})", compiler().major, compiler().minor, compiler().path);
   }
   d.cache_directory = default_cache_directory().string();
+  d.cache_refusal = DiskCache(d.cache_directory).why_refused();
   d.shipped_kernels = shipped_kernels();
   return d;
 }

@@ -22,6 +22,7 @@ struct Description {
   std::vector<DeviceSummary> devices;
   std::string compiler;         ///< "NVRTC 13.0 (path)", or why there is none
   std::string cache_directory;  ///< empty: kernels are not kept
+  std::string cache_refusal;    ///< why the directory is not used; empty if it is
   std::size_t shipped_kernels = 0;
 };
 

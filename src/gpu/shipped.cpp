@@ -5,6 +5,8 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "problem/log.hpp"
+
 namespace tandem::gpu {
 namespace {
 
@@ -41,7 +43,11 @@ const Index& index() {
       const std::uint64_t bytes = take_u64(rest);
       const std::string_view entry = rest.substr(0, bytes);
       std::string key;
-      if (!unpack_entry(entry, key)) break;
+      if (!unpack_entry(entry, key)) {
+        log(LogLevel::info, "the shipped kernels are damaged behind the first {}; reinstall Tandem",
+            found.size());
+        break;
+      }
       found.emplace(std::move(key), entry);
       rest.remove_prefix(entry.size());
     }

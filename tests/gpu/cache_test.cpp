@@ -2,8 +2,10 @@
 #include "gpu/cache.hpp"
 #include "ops/forward/launch.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +17,8 @@
 #include <thread>
 
 #include "gpu/kernels.hpp"
+#include "harness/error_of.hpp"
+#include "tandem/log.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -139,7 +143,7 @@ TEST_F(Cache, NoDirectoryOrOneThatCannotBeMadeIsNoError) {
 TEST_F(Cache, AReadOnlyDirectoryStillServesWhatItHas) {
   const DiskCache cache(directory);
   ASSERT_TRUE(cache.store("key", sample()));
-  fs::permissions(cache.file_of("key"), fs::perms::all);
+  fs::permissions(cache.file_of("key"), fs::perms{0644});
   fs::permissions(directory, fs::perms{0555});
   EXPECT_TRUE(in_child([&] {
     if (getuid() == 0 && setuid(65534) != 0) return false;  // root may write anywhere
@@ -149,11 +153,93 @@ TEST_F(Cache, AReadOnlyDirectoryStillServesWhatItHas) {
   EXPECT_EQ(files(), 1);
 }
 
+/// What the log says while `f` runs.
+std::string logged(const std::function<void()>& f) {
+  static std::string lines;
+  lines.clear();
+  set_log(LogLevel::info, [](LogLevel, const char* message) { lines += message; });
+  f();
+  set_log(LogLevel::off, nullptr);
+  return lines;
+}
+
+TEST_F(Cache, WhatAnotherUserCouldHaveWrittenIsAMissThatTheLogTells) {
+  const DiskCache cache(directory);
+  const fs::path entry = cache.file_of("key");
+  const auto refused = [&](const std::string& why) {
+    EXPECT_EQ(logged([&] { EXPECT_FALSE(cache.load("key")); }),
+              why.empty() ? "" : entry.string() + " is not loaded: it " + why);
+  };
+  refused("");
+  ASSERT_TRUE(cache.store("key", sample()));
+  for (const mode_t mode : {0620, 0602, 0666}) {
+    chmod(entry.c_str(), mode);
+    refused(fmt::format("may be written by users other than its owner (mode {:04o})", mode));
+  }
+  chmod(entry.c_str(), 0644);
+  EXPECT_TRUE(cache.load("key"));
+  if (geteuid() == 0) {
+    ASSERT_EQ(chown(entry.c_str(), 65534, 65534), 0);
+    refused("belongs to user 65534, who is neither user 0 nor root");
+  }
+  fs::remove(entry);
+  write(directory / "target", pack_entry("key", sample()));
+  fs::create_symlink(directory / "target", entry);
+  refused("is a symbolic link");
+  fs::remove(entry);
+  ASSERT_EQ(mkfifo(entry.c_str(), 0600), 0);
+  refused("is not a file");
+  fs::remove(entry);
+  write(entry, "");
+  refused("is damaged");
+}
+
+TEST_F(Cache, AFolderThatEveryUserMayWriteIntoIsAnError) {
+  const DiskCache cache(directory);
+  ASSERT_TRUE(cache.store("key", sample()));
+  for (const mode_t mode : {0777, 01777}) {
+    chmod(directory.c_str(), mode);
+    EXPECT_EQ(
+        error_of(Status::unsupported, [&] { return cache.load("key"); }),
+        fmt::format("the folder of compiled kernels must be writable by its owner alone, since the GPU "
+                    "runs what it holds; {} may be written by users other than its owner (mode {:04o}): "
+                    "chmod go-w it, or set TANDEM_CACHE_DIR to a folder of your own, or to nothing for "
+                    "no cache",
+                    directory.string(), mode));
+    EXPECT_FALSE(cache.store("other", sample()));
+    EXPECT_NE(cache.why_refused(), "");
+  }
+  EXPECT_EQ(files(), 1);
+  chmod(directory.c_str(), 0775);  // a group is trusted with the folder, not with what is in it
+  EXPECT_TRUE(cache.load("key"));
+  EXPECT_EQ(cache.why_refused(), "");
+}
+
+TEST_F(Cache, AFolderOfAnotherUserIsNotUsed) {
+  if (geteuid() != 0) GTEST_SKIP() << "root alone can give a folder away";
+  const DiskCache cache(directory);
+  ASSERT_TRUE(cache.store("key", sample()));
+  ASSERT_EQ(chown(directory.c_str(), 65534, 65534), 0);
+  const std::string why = "belongs to user 65534, who is neither user 0 nor root";
+  EXPECT_EQ(logged([&] { EXPECT_FALSE(cache.load("key")); }),
+            "the kernel cache " + directory.string() + " is not used: it " + why);
+  EXPECT_EQ(cache.why_refused(), why);
+  EXPECT_FALSE(cache.store("other", sample()));
+}
+
+TEST_F(Cache, AFolderIsMadeForItsOwnerAloneAndMayBeALink) {
+  const mode_t before = umask(0);
+  EXPECT_TRUE(DiskCache((directory / "made").string() + "/").store("key", sample()));
+  umask(before);
+  EXPECT_EQ(fs::status(directory / "made").permissions(), fs::perms::owner_all);
+  fs::create_symlink(directory / "made", directory / "link");
+  EXPECT_TRUE(DiskCache(directory / "link").load("key"));
+}
+
 TEST_F(Cache, AFullDiskLeavesNothingBehind) {
   const DiskCache cache(directory);
   EXPECT_TRUE(in_child([&] {
-    std::signal(SIGXFSZ,
-                SIG_IGN);  // the write fails with EFBIG instead, after a part of it as on a full disk
+    std::signal(SIGXFSZ, SIG_IGN);  // so that the write fails after a part of it, as on a full disk
     const rlimit limit{4096, 4096};
     return setrlimit(RLIMIT_FSIZE, &limit) == 0 && !cache.store("key", sample(100000)) && !cache.load("key");
   }));
@@ -213,38 +299,6 @@ TEST(CacheKey, TellsConfigsAndCompilersApart) {
   EXPECT_EQ(cache_key(kernel_of(a).name(a), old), cache_key(kernel_of(a).name(a), {13, 0, "elsewhere"}));
 }
 
-TEST(CacheKey, DependsOnWhatAKernelIncludesAlone) {
-  const auto digests = [](const char* changed) {
-    std::vector<Source> sources{{"entry", "#pragma once\n#include \"a\"\n#include \"b\"\n"},
-                                {"a", "#include \"c\"\n"},
-                                {"b", "#include \"c\"\n#include \"a\"\n"},
-                                {"c", "int x;\n"},
-                                {"other", "#include \"c\"\n"}};
-    for (Source& source : sources) {
-      if (source.name == std::string_view(changed)) source.text = "#include \"c\"\n// a comment\n";
-    }
-    return std::pair{sources_digest("entry", sources), sources_digest("other", sources)};
-  };
-  const auto before = digests("");
-  EXPECT_NE(before.first, before.second);
-  for (const char* included : {"a", "b"}) {
-    EXPECT_NE(digests(included).first, before.first) << included;
-    EXPECT_EQ(digests(included).second, before.second) << included;
-  }
-  EXPECT_NE(digests("c").first, before.first);
-  EXPECT_NE(digests("c").second, before.second);
-  EXPECT_EQ(digests("other").first, before.first);
-  // And of the library's own: a kernel's text does not reach another's key.
-  std::vector<Source> sources(device_sources().begin(), device_sources().end());
-  const std::string header = kernels::forward.name(ForwardConfig{}).header;
-  for (Source& source : sources) {
-    if (source.name == std::string_view("ops/cache/common/append.cuh")) source.text = "// a comment";
-  }
-  EXPECT_EQ(sources_digest(header, sources), sources_digest(header));
-  EXPECT_NE(sources_digest("ops/cache/common/append.cuh", sources),
-            sources_digest("ops/cache/common/append.cuh"));
-}
-
 /// The whole chain, in child processes so that memory is empty each time.
 class FindKernel : public Cache {
  protected:
@@ -282,6 +336,13 @@ TEST_F(FindKernel, RebuildsADamagedEntry) {
   EXPECT_TRUE(found_from(Origin::compiled));
   EXPECT_TRUE(found_from(Origin::disk));
   EXPECT_EQ(read(entry).size(), good.size());
+}
+
+TEST_F(FindKernel, RefusesACacheThatEveryUserMayWriteInto) {
+  chmod(directory.c_str(), 0777);
+  const std::string error =
+      error_of(Status::unsupported, [&] { return find_kernel(kernel_of(config).name(config)); });
+  EXPECT_NE(error.find(directory.string() + " may be written"), std::string::npos) << error;
 }
 
 TEST_F(FindKernel, WorksWithoutACache) {

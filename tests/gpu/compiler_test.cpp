@@ -129,5 +129,37 @@ TEST(Sources, AreEmbedded) {
   EXPECT_TRUE(forward);
 }
 
+TEST(SourcesDigest, DependsOnWhatAKernelIncludesAlone) {
+  const auto digests = [](const char* changed) {
+    std::vector<Source> sources{{"entry", "#pragma once\n#include \"a\"\n#include \"b\"\n"},
+                                {"a", "#include \"c\"\n"},
+                                {"b", "#include \"c\"\n#include \"a\"\n"},
+                                {"c", "int x;\n"},
+                                {"other", "#include \"c\"\n"}};
+    for (Source& source : sources) {
+      if (source.name == std::string_view(changed)) source.text = "#include \"c\"\n// a comment\n";
+    }
+    return std::pair{sources_digest("entry", sources), sources_digest("other", sources)};
+  };
+  const auto before = digests("");
+  EXPECT_NE(before.first, before.second);
+  for (const char* included : {"a", "b"}) {
+    EXPECT_NE(digests(included).first, before.first) << included;
+    EXPECT_EQ(digests(included).second, before.second) << included;
+  }
+  EXPECT_NE(digests("c").first, before.first);
+  EXPECT_NE(digests("c").second, before.second);
+  EXPECT_EQ(digests("other").first, before.first);
+  // And of the library's own: a kernel's text does not reach another's key.
+  std::vector<Source> sources(device_sources().begin(), device_sources().end());
+  const std::string header = kernels::forward.name(ForwardConfig{}).header;
+  for (Source& source : sources) {
+    if (source.name == std::string_view("ops/cache/common/append.cuh")) source.text = "// a comment";
+  }
+  EXPECT_EQ(sources_digest(header, sources), sources_digest(header));
+  EXPECT_NE(sources_digest("ops/cache/common/append.cuh", sources),
+            sources_digest("ops/cache/common/append.cuh"));
+}
+
 }  // namespace
 }  // namespace tandem::gpu

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -46,12 +47,25 @@ const std::string& archive() {
 
 }  // namespace
 
+std::size_t bytes_lost = 0;  ///< at the archive's end
+
 /// In the place of the library's own, which is weak.
 std::span<const char> shipped_archive() {
-  return {archive().data(), archive().size()};
+  return {archive().data(), archive().size() - bytes_lost};
 }
 
 namespace {
+
+TEST(ShippedArchive, ADamagedOneServesWhatIsWholeAndTheLogTells) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own, since one reads its archive once
+  const auto read_damaged = [] {
+    bytes_lost = 10;
+    set_log(LogLevel::info, [](LogLevel, const char* message) { std::fputs(message, stderr); });
+    std::exit(shipped_kernels() == portable_kernels().size() ? 0 : 1);
+  };
+  EXPECT_EXIT(read_damaged(), testing::ExitedWithCode(0),
+              "the shipped kernels are damaged behind the first [0-9]+; reinstall Tandem");
+}
 
 constexpr int small = 0;  ///< the device with too little shared memory
 constexpr int usual = 1;
