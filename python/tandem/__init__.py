@@ -8,6 +8,9 @@
 ``help(tandem.attention)`` says what its arguments mean.
 """
 
+# Read by tandem._errors: a package `tandem` of another distribution has other words here, or none.
+__distribution__ = "tandem-attention"
+
 from tandem._api import (
     __version__,
     attention,

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
+
+_package = sys.modules["tandem"]
+if getattr(_package, "__distribution__", None) != "tandem-attention":
+    raise ImportError(
+        f"the package tandem in {list(_package.__path__)} is of another distribution than tandem-attention, "
+        "which is installed there, too: uninstall that one, then pip install --force-reinstall tandem-attention"
+    )
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -112,3 +112,40 @@ def test_another_copy_is_one_import_error(libraries: str, tmp_path: Path) -> Non
     assert first.startswith("tandem is imported already, from ")
     assert f"; this is another copy, {tmp_path}/tandem/_core" in first
     assert first.endswith("and a process can have one: take one of them off sys.path")
+
+
+@pytest.mark.parametrize("theirs", ["__version__ = '0.4'\n", None])
+def test_another_distribution_in_the_package_is_an_import_error(theirs: str | None, tmp_path: Path) -> None:
+    """Its __init__.py over Tandem's, or none, since that distribution was uninstalled."""
+    shutil.copytree(Path(tandem.__file__).parent, tmp_path / "tandem")
+    (tmp_path / "tandem" / "__init__.py").unlink()
+    if theirs:
+        (tmp_path / "tandem" / "__init__.py").write_text(theirs)
+    (last,) = failing("import tandem.flash_attn", tmp_path)
+    assert last == (
+        f"ImportError: the package tandem in ['{tmp_path}/tandem'] is of another distribution than "
+        "tandem-attention, which is installed there, too: uninstall that one, then pip install "
+        "--force-reinstall tandem-attention"
+    )
+
+
+@pytest.mark.parametrize("theirs", ["tandem.py", "tandem/__init__.py"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_engines_say_that_another_tandem_shadows_it(engine: str, theirs: str, tmp_path: Path) -> None:
+    (tmp_path / theirs).parent.mkdir(exist_ok=True)
+    (tmp_path / theirs).touch()
+    package = Path(tandem.__file__).parent
+    (last,) = failing(f"import _tandem_attention; _tandem_attention.{engine}()", tmp_path, package.parent)
+    assert last == (
+        f"ImportError: `import tandem` finds {tmp_path / theirs}, another package than tandem-attention's, "
+        f"which is {package}: rename that one, or take its folder off sys.path"
+    )
+
+
+def failing(program: str, *path: Path) -> list[str]:
+    """The errors of a program that finds modules in `path` first."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 1, result.stdout + result.stderr
+    return [line for line in result.stderr.splitlines() if "Error: " in line]

@@ -95,7 +95,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
 def test_the_package_tells_sglang_of_itself() -> None:
     (point,) = (p for p in entry_points(group="sglang.srt.plugins") if p.name == "tandem")
-    assert point.value == "tandem.integrations.sglang:register"
+    assert point.value == "_tandem_attention:sglang"
 
 
 def runner(page_size: int = 1, dtype: torch.dtype = torch.float32, **other: Any) -> Any:

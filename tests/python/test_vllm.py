@@ -105,7 +105,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
 def test_the_package_tells_vllm_of_itself() -> None:
     (point,) = (p for p in entry_points(group="vllm.general_plugins") if p.name == "tandem")
-    assert point.value == "tandem.integrations.vllm:register"
+    assert point.value == "_tandem_attention:vllm"
 
 
 def by_name(registered: dict[Any, str]) -> dict[str, str]:

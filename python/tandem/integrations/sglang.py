@@ -2,8 +2,8 @@
 
     python -m sglang.launch_server --model-path MODEL --attention-backend tandem
 
-An installed tandem has an entry point in ``sglang.srt.plugins``, so that every process of SGLang calls
-`register`.
+An installed tandem-attention has an entry point in ``sglang.srt.plugins``, so that every process of SGLang
+calls `register`.
 
 Prompts in chunks, shared prefixes, decoding (in CUDA graphs, too), sliding windows, softcap, sinks, grouped
 queries, any page size, caches of float8_e4m3fn (``--kv-cache-dtype fp8_e4m3``), and latent attention (MLA)

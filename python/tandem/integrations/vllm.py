@@ -6,10 +6,10 @@
 The second is for models with latent attention (MLA): TANDEM_MLA takes their decoding steps, and what is
 registered as CUSTOM among vLLM's backends for their prompts is Tandem too.
 
-An installed tandem has an entry point in ``vllm.general_plugins``, so that every process of vLLM calls
-`register`. vLLM on a CPU has one backend and takes no wish for another: there, and wherever vLLM's own choice
-is to run on Tandem, the environment variable TANDEM_VLLM names the backend that Tandem takes the place of
-(``TANDEM_VLLM=CPU_ATTN``).
+An installed tandem-attention has an entry point in ``vllm.general_plugins``, so that every process of vLLM
+calls `register`. vLLM on a CPU has one backend and takes no wish for another: there, and wherever vLLM's own
+choice is to run on Tandem, the environment variable TANDEM_VLLM names the backend that Tandem takes the place
+of (``TANDEM_VLLM=CPU_ATTN``).
 
 Decoder attention in pages of any layout and any multiple of 16 rows, prompts in chunks beside decoding steps,
 sliding windows, softcap, sinks, grouped queries, non-causal steps, caches of float8_e4m3fn
