@@ -36,7 +36,7 @@ class AttentionMetadataBuilder:
 
 
 class AttentionCGSupport(enum.Enum):
-    ALWAYS = 3
+    UNIFORM_BATCH = 2
 
 
 @pytest.fixture
@@ -212,6 +212,47 @@ def test_a_step(vllm: Any, feature: str, dtype: torch.dtype) -> None:
     assert (output[24:] == 9).all()
 
 
+@pytest.mark.parametrize(
+    "new, calls",
+    [
+        ((1, 3, 8, 20, 0, 2), ["packed", "packed"]),
+        ((1, 1, 12), ["dense", "dense"]),
+        ((2, 2, 2), ["dense"]),
+        ((9, 1), ["packed"]),
+        ((1, 0, 0), ["packed"]),
+    ],
+    ids=["steps and prompts", "even steps and a prompt", "drafts", "a prompt first", "padding"],
+)
+def test_steps_and_prompts_are_calls_of_their_own(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, new: tuple[int, ...], calls: list[str]
+) -> None:
+    """Each with its tiles, and without lengths where requests have as many tokens."""
+    torch.manual_seed(0)
+    requests, tokens = len(new), sum(new)
+    lengths = [30 + n for n in new]
+    k, v = torch.randn(2, requests, 50, HEADS_KV, HEAD_DIM)
+    k_pages, v_pages, table = paged(k, v, lengths, PAGE)
+    cache = torch.cat([k_pages, v_pages], -1).transpose(1, 2).contiguous()
+    cu = torch.tensor([0, *new]).cumsum(0).int()
+    q = torch.randn(tokens, HEADS, HEAD_DIM)
+    seen = []
+
+    def attention(*tensors: Any, cu_seqlens_q: Any, **options: Any) -> Any:
+        seen.append("dense" if cu_seqlens_q is None else "packed")
+        return tandem.attention(*tensors, cu_seqlens_q=cu_seqlens_q, **options)
+
+    monkeypatch.setattr(vllm.backend, "attention", attention)
+    flags = torch.tensor([b % 2 == 0 for b in range(requests)])
+    at = metadata(vllm, cu, used(lengths), table.clamp(min=0), torch.zeros(tokens), tokens, flags)
+    output = torch.full_like(q, torch.nan)
+    layer(vllm).forward(None, q, q, q, cache, at, output)
+    assert seen == calls
+    for b in range(requests):
+        rows, n = slice(int(cu[b]), int(cu[b + 1])), lengths[b]
+        wanted = tandem.attention(q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n], causal=bool(flags[b]))
+        torch.testing.assert_close(output[None, rows], wanted)
+
+
 def test_alibi_slopes(vllm: Any) -> None:
     k, v, cache, key, value, cu, lengths, table, slots = step(vllm)
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
@@ -293,4 +334,4 @@ def test_what_vllm_asks(vllm: Any) -> None:
     assert backend.get_supported_kernel_block_sizes() == [vllm.own.MultipleOf(16)]
     assert not backend.forward_includes_kv_cache_update
     builder = backend.get_builder_cls()
-    assert builder.get_cudagraph_support(None, None) is vllm.own.AttentionCGSupport.ALWAYS
+    assert builder.get_cudagraph_support(None, None) is vllm.own.AttentionCGSupport.UNIFORM_BATCH

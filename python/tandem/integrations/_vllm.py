@@ -40,45 +40,83 @@ def stored(kv_cache: Tensor, kv_cache_dtype: str) -> Tensor:
     return kv_cache.view(torch.float8_e4m3fn) if is_8_bit(kv_cache_dtype) else kv_cache
 
 
-@dataclass
-class TandemMetadata:
-    """What all layers of a group share in a step."""
+#: Tokens of a request, generated or drafts, up to which it is a step and not a prompt's chunk. vLLM puts
+#: steps first in a batch.
+FEW = 8
 
-    #: tokens without padding
-    num_actual_tokens: int
-    #: (requests + 1,): request b's tokens are rows ``query_start_loc[b]:query_start_loc[b + 1]``
-    query_start_loc: Tensor
+
+@dataclass
+class Requests:
+    """Requests that are attended to in one call: those of few tokens each, or the others."""
+
+    #: their rows of the step's queries, without padding
+    rows: slice
+    #: tokens of every request; 0 if they are unequal, and then
+    each: int
+    #: (requests + 1,): request b's tokens are rows ``query_start_loc[b]:query_start_loc[b + 1]`` of those
+    query_start_loc: Tensor | None
     #: (requests,): tokens of each, those of this step included
     seq_lens: Tensor
-    #: (requests, blocks): where in the cache they are
-    block_table: Tensor
-    slot_mapping: Tensor
+    #: which of the batch they are
+    members: slice
     #: of all requests, or (requests,) flags
     causal: bool | Tensor
 
 
+@dataclass
+class TandemMetadata:
+    """What all layers of a group share in a step."""
+
+    requests: tuple[Requests, ...]
+    #: (requests, blocks): where in the cache they are
+    block_table: Tensor
+    slot_mapping: Tensor
+
+
+def some_requests(given: Any, first: int, last: int) -> Requests:
+    """Requests [first, last) of vLLM's metadata."""
+    starts = given.query_start_loc_cpu[first : last + 1]
+    begin = int(starts[0])
+    end = given.num_actual_tokens if last == given.num_reqs else int(starts[-1])
+    each, rest = divmod(end - begin, last - first)
+    equal = rest == 0 and bool((starts.diff() == each).all())
+    members = slice(first, last)
+    return Requests(
+        rows=slice(begin, end),
+        each=each if equal else 0,
+        query_start_loc=None if equal else given.query_start_loc[first : last + 1] - begin,
+        seq_lens=given.seq_lens[members],
+        members=members,
+        causal=given.causal[members] if isinstance(given.causal, Tensor) else given.causal,
+    )
+
+
 class TandemMetadataBuilder(AttentionMetadataBuilder):
     supports_update_block_table = True
+    reorder_batch_threshold = FEW
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
-        """Any batch: a plan reads shapes alone, so that a captured call is right for other lengths."""
+        """Batches whose requests have as many tokens each: a plan reads shapes alone, so that a captured call
+        is right for other lengths of keys. Other batches are divided by what the host knows."""
         from vllm.v1.attention.backend import AttentionCGSupport
 
-        return AttentionCGSupport.ALWAYS
+        return AttentionCGSupport.UNIFORM_BATCH
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
+        """A prompt's chunk takes tiles of many queries of one head, a step of generation those of all heads
+        that share keys: each kind is a call of its own."""
         given = common_attn_metadata
+        long = (given.query_start_loc_cpu.diff() > FEW).nonzero()
+        steps = int(long[0]) if len(long) else given.num_reqs
+        parts = [(0, steps), (steps, given.num_reqs)]
         return TandemMetadata(
-            num_actual_tokens=given.num_actual_tokens,
-            query_start_loc=given.query_start_loc,
-            seq_lens=given.seq_lens,
+            requests=tuple(some_requests(given, *part) for part in parts if part[0] < part[1]),
             block_table=given.block_table_tensor,
             slot_mapping=given.slot_mapping,
-            causal=given.causal,
         )
 
     def update_block_table(self, metadata: Any, blk_table: Tensor, slot_mapping: Tensor) -> Any:
@@ -164,30 +202,34 @@ class TandemImpl(AttentionImpl):
             self.slopes = self.slopes.to(query.device)  # once, before a graph is captured
         if attn_metadata is None:  # memory is being measured
             return output.zero_()
-        tokens, reach = attn_metadata.num_actual_tokens, self.sliding_window
         k_cache, v_cache = self._halves(kv_cache)
-        causal = attn_metadata.causal
-        flags, causal = (causal, False) if isinstance(causal, Tensor) else (None, causal)
         # A causal request's window ends at its diagonal whatever is said here.
+        reach = self.sliding_window
         window = (-1, -1) if reach is None else (reach - 1, reach - 1)
-        attention(
-            query[:tokens],
-            k_cache,
-            v_cache,
-            cu_seqlens_q=attn_metadata.query_start_loc,
-            seqused_k=attn_metadata.seq_lens,
-            page_table=attn_metadata.block_table,
-            scale=self.scale,
-            causal=causal,
-            causal_by_sequence=flags,
-            window=window,
-            softcap=self.softcap,
-            sink=None if self.sinks is None else self.sinks.float(),
-            alibi_slopes=self.slopes,
-            split_size=self.split_size,
-            out=output[:tokens],
-            **self._scales(layer),
-        )
+        sink = None if self.sinks is None else self.sinks.float()
+        for requests in attn_metadata.requests:
+            flags = requests.causal if isinstance(requests.causal, Tensor) else None
+            q, out = query[requests.rows], output[requests.rows]
+            if requests.each > 0:
+                q, out = (t.unflatten(0, (-1, requests.each)) for t in (q, out))
+            attention(
+                q,
+                k_cache,
+                v_cache,
+                cu_seqlens_q=requests.query_start_loc,
+                seqused_k=requests.seq_lens,
+                page_table=attn_metadata.block_table[requests.members],
+                scale=self.scale,
+                causal=flags is None and requests.causal,
+                causal_by_sequence=flags,
+                window=window,
+                softcap=self.softcap,
+                sink=sink,
+                alibi_slopes=self.slopes,
+                split_size=self.split_size,
+                out=out,
+                **self._scales(layer),
+            )
         return output
 
 
