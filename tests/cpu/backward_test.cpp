@@ -7,12 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <functional>
 #include <initializer_list>
 #include <limits>
-#include <optional>
 
 #include "harness/element.hpp"
 #include "harness/expect.hpp"
@@ -103,28 +99,6 @@ TEST(CpuBackward, HeadDimensionsThatFillNoPanel) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const auto& [d, dv] : {std::pair{1, 3}, {7, 65}, {33, 17}, {192, 128}}) {
       check({.dtype = dtype, .head_dim_qk = d, .head_dim_v = dv, .seqlen_q = 37, .seqlen_k = 45});
-    }
-  }
-}
-
-TEST(CpuBackward, GradientsInF32AreThoseBeforeRounding) {
-  for (const DType dtype : {DType::bf16, DType::f16}) {
-    for (const cpu::Target target : cpu::available_targets()) {
-      SCOPED_TRACE(cpu::name_of(target));
-      Call call({.dtype = dtype, .head_dim_qk = 24, .head_dim_v = 40, .seqlen_q = 70, .seqlen_k = 90});
-      fill_forward(call);
-      run(call, small_tiles(config_of(target, 2)));
-      const std::vector<Box> rounded{call.dq, call.dk, call.dv};
-      for (Box* box : {&call.dq, &call.dk, &call.dv}) {
-        *box = Box(DType::f32, {box->view().shape.begin(), box->view().shape.begin() + 4}, {}, true);
-      }
-      run(call, small_tiles(config_of(target, 2)));
-      for (std::size_t i = 0; i < rounded.size(); ++i) {
-        const Box& wide = *std::array{&call.dq, &call.dk, &call.dv}[i];
-        for (std::int64_t n = 0; n < wide.numel(); ++n) {
-          ASSERT_EQ(harness::rounded(dtype, wide.get(n)), rounded[i].get(n)) << i << " at " << n;
-        }
-      }
     }
   }
 }
@@ -270,29 +244,6 @@ TEST(CpuBackward, SequencesThatOverlapStayInTheirMemory) {
   }
 }
 
-TEST(CpuBackward, ASequenceDoesNotDependOnItsNeighbours) {
-  Case both{.dtype = DType::bf16,
-            .batch = 2,
-            .packed_q = true,
-            .packed_k = true,
-            .lengths_q = {50, 300},
-            .lengths_k = {50, 300}};
-  Case other = both;
-  other.seed = 2;
-  Call a(both);
-  Call b(other);
-  for (Box Call::*tensor : {&Call::q, &Call::k, &Call::v, &Call::dout}) {
-    for (std::int64_t n = 0; n < 50 * 64; ++n) (b.*tensor).set(n, (a.*tensor).get(n));
-  }
-  for (Call* call : {&a, &b}) {
-    fill_forward(*call);
-    run(*call, config_of(cpu::best_target(), 2));
-  }
-  for (Box Call::*tensor : {&Call::dq, &Call::dk, &Call::dv}) {
-    for (std::int64_t n = 0; n < 50 * 64; ++n) ASSERT_EQ((a.*tensor).get(n), (b.*tensor).get(n));
-  }
-}
-
 TEST(CpuBackward, GradientsThatNobodyWantsLeaveTheOthersBitsAlone) {
   for (const bool pairwise : {false, true}) {  // a masked tile with a NaN in a key
     for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -320,53 +271,6 @@ TEST(CpuBackward, GradientsThatNobodyWantsLeaveTheOthersBitsAlone) {
         }
       }
     }
-  }
-}
-
-/// The loss whose gradients a Call's dout and dlse are.
-double loss(const Call& call) {
-  const reference::Forward f = reference::forward(call.problem());
-  double sum = 0.0;
-  for (std::int64_t n = 0; n < call.out.numel(); ++n)
-    sum += f.out[static_cast<std::size_t>(n)] * call.dout.get(n);
-  for (std::int64_t n = 0; n < call.lse.numel(); ++n) {
-    const double lse = f.lse[static_cast<std::size_t>(n)];
-    if (std::isfinite(lse)) sum += lse * call.dlse.get(n);
-  }
-  return sum;
-}
-
-TEST(CpuBackward, AgreesWithFiniteDifferences) {
-  Call call({.heads_q = 2,
-             .head_dim_qk = 8,
-             .head_dim_v = 8,
-             .seqlen_q = 9,
-             .seqlen_k = 7,
-             .options = {.causal = true, .softcap = 2.0F},
-             .sink = true,
-             .dlse = true});
-  fill_forward(call);
-  run(call, config_of(cpu::best_target(), 1));
-  const auto slope = [&](Box& x, std::int64_t n) {
-    constexpr double step = 1.0 / 256.0;
-    const double value = x.get(n);
-    x.set(n, value + step);
-    const double after = loss(call);
-    const double high = x.get(n);
-    x.set(n, value - step);
-    const double before = loss(call);
-    const double low = x.get(n);
-    x.set(n, value);
-    return (after - before) / (high - low);
-  };
-  constexpr double tolerance = 2e-4;  // step^2 times a third derivative of order 10
-  for (std::int64_t head = 0; head < 2; ++head)
-    EXPECT_NEAR(call.dsink.get(head), slope(call.sink, head), tolerance);
-  for (const std::int64_t n : {0, 5, 40, 77, 143})
-    EXPECT_NEAR(call.dq.get(n), slope(call.q, n), tolerance) << "dq " << n;
-  for (const std::int64_t n : {0, 5, 40, 55}) {
-    EXPECT_NEAR(call.dk.get(n), slope(call.k, n), tolerance) << "dk " << n;
-    EXPECT_NEAR(call.dv.get(n), slope(call.v, n), tolerance) << "dv " << n;
   }
 }
 
