@@ -111,59 +111,6 @@ TEST_F(GpuBackward, LongSumsKeepTheirDigits) {
   }
 }
 
-TEST_F(GpuBackward, NothingToDoIsDone) {
-  for (Case c : empty_cases()) {
-    c.sink = true;
-    check_backward(c);
-  }
-}
-
-/// Forward and backward of a call with a sink whose first queries see no key, with a dout of NaN there.
-void check_sink_without_keys(Case spec, std::int64_t without) {
-  spec.sink = spec.lse = spec.dlse = true;
-  SCOPED_TRACE(spec.describe());
-  Call call(spec);
-  for (std::int64_t n = 0; n < call.dout.numel(); ++n) {
-    const std::int64_t row = n / (spec.heads_q * spec.head_dim_v) % spec.seqlen_q;
-    if (!spec.packed_q && row < without) call.dout.set(n, std::nan(""));
-  }
-  GpuRunner runner;
-  for (const Pass pass : {Pass::forward, Pass::backward}) {
-    const auto expected = harness::expect(call, pass);
-    call.prepare(pass);
-    pass == Pass::forward ? runner.forward(call) : runner.backward(call);
-    EXPECT_TRUE(harness::correct(call, pass, expected));
-  }
-}
-
-TEST_F(GpuBackward, ASinkIsTheLseOfQueriesWithoutKeysAndGetsItsGradient) {
-  for (const auto& [dtype, head_dim] : {std::pair{DType::bf16, 64}, {DType::f16, 128}, {DType::bf16, 256}}) {
-    Case c = small_case(dtype, 300, 100);
-    c.batch = 2;
-    c.heads_q = 4;
-    c.heads_kv = 2;
-    c.head_dim_qk = c.head_dim_v = head_dim;
-    Case causal = c;
-    causal.options.causal = true;
-    check_sink_without_keys(causal, 200);
-    Case window = c;
-    window.options.window_left = window.options.window_right = 7;
-    check_sink_without_keys(window, 193);
-    c.seqlen_k = 0;
-    check_sink_without_keys(c, 300);
-    Case varlen = causal;
-    varlen.packed_q = varlen.packed_k = true;
-    varlen.batch = 4;
-    varlen.lengths_q = {40, 170, 300, 9};
-    varlen.lengths_k = {0, 40, 20, 9};
-    varlen.slack_q = 5;
-    check_sink_without_keys(varlen, 0);
-    varlen.used_q = {11, 17, 264, 0};
-    varlen.used_k = {0, 3, 20, 9};
-    check_sink_without_keys(varlen, 0);
-  }
-}
-
 TEST_F(GpuBackward, KeysGradientsAreBitwiseReproducibleAndQueriesWhereAsked) {
   for (const bool causal : {false, true}) {
     for (const std::int64_t head_dim : {64, 128, 256}) {

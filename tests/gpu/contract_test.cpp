@@ -1,13 +1,12 @@
-// Lines of the contract that need a GPU to be tried: what a stream, a graph and device memory do to a call.
+// Lines of the contract that need a GPU to be tried: what a graph and device memory do to a call.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstddef>
-#include <cstring>
 #include <vector>
 
 #include "gpu/device.hpp"
-#include "gpu_runner.hpp"
+#include "gpu_cases.hpp"
 #include "harness/error_of.hpp"
 #include "tandem/attention.hpp"
 
@@ -74,12 +73,7 @@ struct Tensors {
   }
 };
 
-class GpuContract : public testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string why = why_no_gpu(); !why.empty()) GTEST_SKIP() << why;
-  }
-};
+class GpuContract : public GpuTest {};
 
 TEST_F(GpuContract, TensorsBeyondTwoToThe31ElementsGiveTheSameBits) {
   const Tensors compact(2, 300, 2, 64, 300 * 2 * 64);
@@ -88,50 +82,6 @@ TEST_F(GpuContract, TensorsBeyondTwoToThe31ElementsGiveTheSameBits) {
   const Tensors wide(2, 300, 2, 64, far);
   forward(wide.args());
   EXPECT_EQ(wide.result(), compact.result());
-}
-
-TEST_F(GpuContract, OutMayBeASliceOfABufferOfInputsButShareNoneOfTheirElements) {
-  const Tensors apart(1, 300, 4, 64, 300 * 4 * 64);
-  forward(apart.args());
-  // The same numbers as heads 0 to 3, 4 to 7 and 8 to 11 of rows of 16 heads; out is the rest.
-  constexpr std::size_t heads_bytes = 4 * 64 * 2;
-  constexpr std::size_t row_bytes = 4 * heads_bytes;
-  DeviceBuffer fused(0, 300 * row_bytes);
-  std::vector<std::byte> before(fused.bytes());
-  for (std::size_t tensor = 0; tensor < 3; ++tensor) {
-    const auto values = numbers(300 * 4 * 64, tensor + 1);
-    for (std::size_t row = 0; row < 300; ++row) {
-      std::memcpy(&before[row * row_bytes + tensor * heads_bytes], &values[row * 4 * 64], heads_bytes);
-    }
-  }
-  fused.copy_from_host(before.data(), before.size());
-  const auto heads = [&](std::size_t first) {
-    Tensor t(static_cast<std::byte*>(fused.data()) + first * 64 * 2, DType::bf16, {1, 300, 4, 64}, cuda);
-    t.stride[0] = 300 * 16 * 64;
-    t.stride[1] = 16 * 64;
-    return t;
-  };
-  ForwardArgs args;
-  args.q = heads(0);
-  args.k = heads(4);
-  args.v = heads(8);
-  std::vector<std::byte> after(before.size());
-  for (const std::size_t first : {0, 3, 5, 11}) {
-    args.out = heads(first);
-    EXPECT_THROW(forward(args), Error) << first;
-  }
-  fused.copy_to_host(after.data(), after.size());
-  synchronize(0);
-  EXPECT_EQ(after, before) << "a call that was refused has written";
-  args.out = heads(12);
-  forward(args);
-  fused.copy_to_host(after.data(), after.size());
-  synchronize(0);
-  const auto expected = apart.result();
-  for (std::size_t row = 0; row < 300; ++row) {
-    std::memcpy(&before[row * row_bytes + 3 * heads_bytes], &expected[row * 4 * 64], heads_bytes);
-  }
-  EXPECT_EQ(after, before);
 }
 
 TEST_F(GpuContract, ACheckedCallNamesWhatIsWrongInDeviceMemory) {
@@ -162,9 +112,6 @@ struct Graphs {
   }
   int (*begin)(abi::Stream, int) = find<int(abi::Stream, int)>("cuStreamBeginCapture_v2");
   int (*end)(abi::Stream, void**) = find<int(abi::Stream, void**)>("cuStreamEndCapture");
-  int (*instantiate)(void**, void*, unsigned long long) =
-      find<int(void**, void*, unsigned long long)>("cuGraphInstantiateWithFlags");
-  int (*launch)(void*, abi::Stream) = find<int(void*, abi::Stream)>("cuGraphLaunch");
   int (*nodes)(void*, void**, std::size_t*) = find<int(void*, void**, std::size_t*)>("cuGraphGetNodes");
   int (*type)(void*, int*) = find<int(void*, int*)>("cuGraphNodeGetType");
 
@@ -184,44 +131,6 @@ struct Graphs {
     return kinds;
   }
 };
-
-TEST_F(GpuContract, ACallIsCapturedAndReplayedAtOtherLengths) {
-  const Tensors t(2, 200, 2, 128, 200 * 2 * 128);
-  DeviceBuffer used(0, 8);
-  const auto use = [&](std::int32_t a, std::int32_t b, abi::Stream stream) {
-    const std::int32_t lengths[2] = {a, b};
-    used.copy_from_host(lengths, sizeof(lengths), stream);
-  };
-  ForwardArgs args = t.args();
-  args.seqused_k = ConstTensor(used.data(), DType::i32, {2}, cuda);
-  const Stream stream(0);
-  Execution execution{.stream = stream.get()};
-  execution.workspace_bytes = workspace_bytes(args, execution);
-  DeviceBuffer workspace(0, execution.workspace_bytes);
-  execution.workspace = workspace.data();
-
-  use(17, 200, stream.get());
-  forward(args, execution);  // loads the kernel, and is what the replay must equal
-  stream.synchronize();
-  const std::vector<std::uint16_t> expected = t.result();
-
-  const Graphs graphs;
-  void* graph = nullptr;
-  void* executable = nullptr;
-  const ContextGuard guard(0);
-  use(200, 100, stream.get());
-  ASSERT_EQ(graphs.begin(stream.get(), Graphs::thread_local_mode), abi::success);
-  forward(args, execution);
-  ASSERT_EQ(graphs.end(stream.get(), &graph), abi::success);
-  ASSERT_EQ(graphs.instantiate(&executable, graph, 0), abi::success);
-  ASSERT_EQ(graphs.launch(executable, stream.get()), abi::success);
-  stream.synchronize();
-  EXPECT_NE(t.result(), expected);
-  use(17, 200, stream.get());
-  ASSERT_EQ(graphs.launch(executable, stream.get()), abi::success);
-  stream.synchronize();
-  EXPECT_EQ(t.result(), expected);
-}
 
 /// A captured call shows what it asks of the device, whatever other processes allocate meanwhile.
 TEST_F(GpuContract, WithAWorkspaceACallAllocatesNothing) {

@@ -60,12 +60,6 @@ TEST_P(GpuRandom, MatchesTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(Forward, GpuRandom, testing::Range(1, 201));
 
-TEST_F(Gpu, NothingToDoIsDone) {
-  for (const Case& c : empty_cases()) {
-    check_forward(c);
-  }
-}
-
 /// Tensor cores add to one accumulator over all keys, and the softmax's sum is one over a thread's columns.
 TEST_F(Gpu, SumsOverManyKeysKeepTheirDigits) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
