@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -17,36 +16,17 @@ import pytest
 from program import TANDEM
 from safetensors.numpy import load_file, save_file
 
-CORPUS = Path(__file__).resolve().parents[1] / "fuzz/corpus"
-
 
 def safetensors(header: bytes, data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(header)) + header + data
 
 
-def q_entry(**changes) -> bytes:
-    entry = {"dtype": "F32", "shape": [1, 2, 1, 8], "data_offsets": [0, 64]} | changes
-    return json.dumps({"q": entry}).encode()
-
-
+Q = b'{"q":{"dtype":"F32","shape":[1,2,1,8],"data_offsets":[0,64]}}'
+#: What the readers refuse is in files_test.cpp; here it is one of the program's errors.
 BAD_SAFETENSORS = {
-    "empty": (b"", "has 0 bytes"),
-    "huge header": (struct.pack("<Q", 2**63) + b"{}", "claims a header of 9223372036854775808 bytes"),
-    "header past the end": (struct.pack("<Q", 100) + b"{}", "cut short"),
-    "not JSON": (safetensors(b"{nonsense}"), "not valid JSON"),
-    "no object": (safetensors(b"[1]"), "does not start with"),
-    "duplicate key": (safetensors(b'{"q":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"q":{}}'), "twice"),
-    "truncated data": (safetensors(q_entry(), bytes(63)), "claims bytes [0, 64) of 63"),
-    "bytes left over": (safetensors(q_entry(), bytes(65)), "the rest belongs to none"),
-    "wrong size": (safetensors(q_entry(shape=[1, 3, 1, 8]), bytes(64)), "call for 96"),
-    "overflow": (safetensors(q_entry(shape=[2**62, 2**62]), bytes(64)), "exceeds 2^63"),
-    "negative": (safetensors(q_entry(shape=[-1]), bytes(64)), "a negative number"),
-    "unknown dtype": (safetensors(q_entry(dtype="F99"), bytes(64)), "not a safetensors dtype"),
-    "unsupported dtype": (safetensors(q_entry(dtype="F64", shape=[8]), bytes(64)), "dtype F64, which Tandem"),
-    "too many dimensions": (safetensors(q_entry(shape=[1, 1, 2, 1, 8]), bytes(64)), "has 5 dimensions"),
-    "depth bomb": (safetensors(b'{"q":' + b"[" * 1_000_000), "an object is wanted"),
+    "truncated data": (safetensors(Q, bytes(63)), "claims bytes [0, 64) of 63"),
     "control characters": (safetensors(b'{"a\\n\\u001b[31m":1}'), "'a\\x0a\\x1b[31m'"),
-    "no k": (safetensors(q_entry(), bytes(64)), "no tensor k"),
+    "no k": (safetensors(Q, bytes(64)), "no tensor k"),
 }
 
 
@@ -60,62 +40,27 @@ def test_malformed_safetensors(run, tmp_path, name):
     assert [p.name for p in tmp_path.iterdir()] == ["bad.safetensors"]
 
 
-@pytest.mark.parametrize(
-    "name, says",
-    [
-        ("fortran", "Fortran order"),
-        ("big_endian", "dtype '>f4'"),
-        ("records", "holds records"),
-        ("negative", "not the dictionary"),
-        ("truncated", "cut short"),
-        ("header_only", "ends inside its header"),
-        ("scalar", "has 0 dimensions"),
-        ("u2", "--npy-as bf16"),
-        ("u1", "--npy-as e4m3"),
-    ],
-)
-def test_malformed_npy(run, tmp_path, name, says):
-    (tmp_path / "q.npy").write_bytes((CORPUS / "npy" / name).read_bytes())
-    assert says in run("run", tmp_path / "q.npy", "-o", tmp_path / "out/", code=2).stderr
-
-
 def test_object_arrays_are_not_unpickled(run, tmp_path):
     np.save(tmp_path / "q.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     assert "dtype '|O'" in run("run", tmp_path / "q.npy", "-o", tmp_path / "out/", code=2).stderr
 
 
-@pytest.mark.parametrize("kind", ["directory", "missing", "pipe", "wrong name", "unreadable"])
+@pytest.mark.parametrize("kind", ["wrong name", "unreadable"])
 def test_what_cannot_be_opened(run, tmp_path, kind):
     tmp_path.chmod(0o755)
     path = tmp_path / ("x.bin" if kind == "wrong name" else "x.safetensors")
+    path.write_bytes(b"")
     options = {}
-    if kind == "directory":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind != "missing":
-        path.write_bytes(b"")
     if kind == "unreadable":
         path.chmod(0)
-        if (
-            os.geteuid() == 0
-        ):  # root reads everything: run as nobody, whose directory this must be reachable for
+        # Root reads everything: run as nobody, whose directory this must be reachable for.
+        if os.geteuid() == 0:
             options["user"] = 65534
             for parent in (*tmp_path.parents, TANDEM.parent):
-                if (
-                    not parent.stat().st_mode & stat.S_IXOTH
-                    and parent.owner() == "root"
-                    and parent != Path("/")
-                ):
-                    if "pytest" in str(parent):
-                        parent.chmod(0o755)
-    says = {
-        "directory": "is a directory",
-        "missing": "No such file",
-        "pipe": "not a regular file",
-        "wrong name": "neither .safetensors nor .npy",
-        "unreadable": "Permission denied",
-    }[kind]
+                closed = not parent.stat().st_mode & stat.S_IXOTH and parent.owner() == "root"
+                if closed and "pytest" in str(parent):
+                    parent.chmod(0o755)
+    says = {"wrong name": "neither .safetensors nor .npy", "unreadable": "Permission denied"}[kind]
     assert says in run("info" if kind == "unreadable" else "verify", path, code=2, **options).stderr
 
 
