@@ -2,12 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <limits>
 #include <string>
-#include <vector>
 
 #include "arguments.hpp"
 #include "harness/error_of.hpp"
@@ -71,54 +69,6 @@ TEST(Attention, RefusesSmallWorkspaceBeforeWriting) {
                    std::to_string(needed) + "; ask workspace_bytes() with the same arguments",
                [&] { forward(args, {.threads = 1, .workspace = memory, .workspace_bytes = needed - 1}); });
   EXPECT_TRUE(std::isnan(out[0]));
-}
-
-/// Workspace of the size asked for, 256-byte aligned, between guards.
-class GuardedWorkspace {
- public:
-  explicit GuardedWorkspace(std::size_t bytes) : bytes_(bytes), memory_(bytes + 3 * 256, guard) {
-    const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
-    begin_ = (address + 511) / 256 * 256 - address;
-  }
-  [[nodiscard]] Execution execution() {
-    return {.threads = 2, .workspace = memory_.data() + begin_, .workspace_bytes = bytes_};
-  }
-  [[nodiscard]] bool guards_stand() const {
-    for (std::size_t i = 0; i < memory_.size(); ++i) {
-      if ((i < begin_ || i >= begin_ + bytes_) && memory_[i] != guard) return false;
-    }
-    return true;
-  }
-
- private:
-  static constexpr std::byte guard{0xA5};
-  std::size_t bytes_;
-  std::vector<std::byte> memory_;
-  std::size_t begin_;
-};
-
-TEST(Attention, WorkspaceOfTheSizeAskedForIsEnough) {
-  const ForwardArgs f = dense_forward();
-  GuardedWorkspace forward_memory(workspace_bytes(f, {.threads = 2}));
-  forward(f, forward_memory.execution());
-  EXPECT_TRUE(forward_memory.guards_stand());
-
-  const BackwardArgs b = dense_backward();
-  GuardedWorkspace backward_memory(workspace_bytes(b, {.threads = 2}));
-  backward(b, backward_memory.execution());
-  EXPECT_TRUE(backward_memory.guards_stand());
-}
-
-TEST(Attention, SameBitsWithAndWithoutWorkspace) {
-  const ForwardArgs args = dense_forward();
-  auto* q = static_cast<float*>(const_cast<void*>(args.q.data));
-  for (int i = 0; i < 640; ++i) q[i] = std::sin(static_cast<float>(i));
-  const auto* out = static_cast<const float*>(args.out.data);
-  forward(args, {.threads = 2});
-  const std::vector<float> without(out, out + 320);
-  GuardedWorkspace memory(workspace_bytes(args, {.threads = 2}));
-  forward(args, memory.execution());
-  EXPECT_EQ(std::vector<float>(out, out + 320), without);
 }
 
 TEST(Attention, ExplainsACall) {
