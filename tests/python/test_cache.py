@@ -52,42 +52,26 @@ def test_append_to_pages_in_place(library: str) -> None:
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_append_embeds_keys_and_queries(library: str, interleaved: bool) -> None:
-    k_new, v_new = torch.randn(2, 3, 2, 32), torch.randn(2, 3, 2, 32)
-    q = torch.randn(2, 3, 4, 32)
-    k_cache, v_cache = torch.zeros(2, 9, 2, 32), torch.zeros(2, 9, 2, 32)
-    before = torch.tensor([6, 2])
+def test_append_embeds_keys_and_queries(interleaved: bool) -> None:
+    """In NumPy's arrays as in PyTorch's, whose results test_flash_append.py compares with the formula."""
+    k_new, v_new, q = torch.randn(2, 3, 2, 32), torch.randn(2, 3, 2, 32), torch.randn(2, 3, 4, 32)
     angles = torch.arange(20.0)[:, None] * 0.5 ** torch.arange(8.0)
-    cos, sin = angles.cos(), angles.sin()
-
-    def embedded(x: torch.Tensor) -> torch.Tensor:
-        y = x.double().clone()
-        for b in range(2):
-            for j in range(3):
-                c, s = cos[before[b] + j].double(), sin[before[b] + j].double()
-                first = slice(0, 16, 2) if interleaved else slice(0, 8)
-                second = slice(1, 16, 2) if interleaved else slice(8, 16)
-                a, z = x[b, j, :, first].double(), x[b, j, :, second].double()
-                y[b, j, :, first], y[b, j, :, second] = a * c - z * s, z * c + a * s
-        return y
-
-    given = arrays(library, k_new, v_new, k_cache, v_cache)
-    seqlens, cos_, sin_, q_ = arrays(library, before, cos, sin, q)
-    q_out = tandem.append_kv(
-        *given,
-        cache_seqlens=seqlens,
-        rotary_cos=cos_,
-        rotary_sin=sin_,
-        rotary_interleaved=interleaved,
-        q=q_,
-    )
-    torch.testing.assert_close(torch.as_tensor(q_out).double(), embedded(q), rtol=0, atol=1e-6)
-    for b in range(2):
-        rows = torch.as_tensor(given[2])[b, before[b] : before[b] + 3].double()
-        torch.testing.assert_close(rows, embedded(k_new)[b], rtol=0, atol=1e-6)
-        assert torch.equal(torch.as_tensor(given[3])[b, before[b] : before[b] + 3], v_new[b])
-    assert torch.as_tensor(given[2]).count_nonzero() == 2 * 3 * 2 * 32
+    results = []
+    for library in ("torch", "numpy"):
+        given = arrays(library, k_new, v_new, torch.zeros(2, 9, 2, 32), torch.zeros(2, 9, 2, 32))
+        seqlens, cos, sin, queries = arrays(library, torch.tensor([6, 2]), angles.cos(), angles.sin(), q)
+        q_out = tandem.append_kv(
+            *given,
+            cache_seqlens=seqlens,
+            rotary_cos=cos,
+            rotary_sin=sin,
+            rotary_interleaved=interleaved,
+            q=queries,
+        )
+        results.append([torch.as_tensor(t) for t in (q_out, *given[2:])])
+    assert all(t.count_nonzero() == 2 * 3 * 2 * 32 for t in results[0][1:])
+    assert not torch.equal(results[0][0], q)
+    oracle.assert_equal(*results)
 
 
 def test_append_by_slots_to_an_8_bit_cache_that_attention_reads() -> None:
@@ -114,7 +98,7 @@ def test_append_by_slots_to_an_8_bit_cache_that_attention_reads() -> None:
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
-def test_append_finds_scales_by_row_that_attention_reads(library: str, dtype: torch.dtype) -> None:
+def test_append_finds_scales_by_row(library: str, dtype: torch.dtype) -> None:
     if library == "numpy" and dtype != torch.int8:
         pytest.skip("NumPy has no e4m3 of its own")
     torch.manual_seed(5)
@@ -136,12 +120,6 @@ def test_append_finds_scales_by_row_that_attention_reads(library: str, dtype: to
         assert torch.equal(rows.view(torch.uint8), values.view(torch.uint8))
         assert torch.equal(scale.transpose(1, 2)[table].flatten(1, 2)[:, :9], scales.transpose(1, 2))
         assert scale.transpose(1, 2)[table].flatten(1, 2)[:, 9:].isnan().all()
-    q = torch.randn(2, 3, 4, head_dim)
-    call = arrays(library, q, k8, v8, used, table, k_scale, v_scale)
-    names = ("seqused_k", "page_table", "k_scale", "v_scale")
-    out = tandem.attention(*call[:3], causal=True, **dict(zip(names, call[3:], strict=True)))
-    exact = tandem.attention(q, k, v, causal=True)
-    assert (torch.as_tensor(out) - exact).norm() < 0.1 * exact.norm()
 
 
 def test_keys_alone() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -323,30 +322,3 @@ def _late(rank: int) -> float:
 
 def test_a_rank_that_does_not_come_is_an_error_in_time(pool: Pool) -> None:
     assert 1.0 < pool.run(_late)[0] < 10.0
-
-
-def _dying(rank: int, store: str, told: Any) -> None:
-    dist.init_process_group("gloo", store, rank=rank, world_size=2, timeout=timedelta(seconds=20))
-    layout = Layout.zigzag(64, 2)
-    q, k, v = (t.requires_grad_() for t in _shards(rank, layout))
-    out = context_parallel_attention(q, k, v, layout=layout, causal=True, strategy="ring")
-    if rank == 1:
-        os._exit(7)
-    try:
-        out.sum().backward()
-        told.put("no error")
-    except tandem.ExecutionError as error:
-        told.put(str(error))
-
-
-def test_a_rank_that_dies_is_an_error(tmp_path: Any) -> None:
-    context = torch.multiprocessing.get_context("spawn")
-    told = context.Queue()
-    store = f"file://{tmp_path}/store"
-    processes = [context.Process(target=_dying, args=(rank, store, told)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    assert "receiving from rank 1 failed, since a rank has ended" in told.get(timeout=60)
-    for process in processes:
-        process.join(30)
-    assert processes[1].exitcode == 7

@@ -36,30 +36,6 @@ def check(out: torch.Tensor, q: Any, k: Any, v: Any, named: dict[str, torch.Tens
         assert error <= rounding * max(expected.abs().max().item(), 1.0)
 
 
-@pytest.mark.parametrize("out_dtype", [None, "f32", torch.float16])
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_pages(page_size: int, out_dtype: Any) -> None:
-    q, k, v, named = e4m3(3, 9, 4, 32), e4m3(3, 53, 2, 32), e4m3(3, 53, 2, 32), scales()
-    k_pages, v_pages, table = paged(k, v, LENGTHS, page_size)
-    where = {"page_table": table, "seqused_k": used(LENGTHS)}
-    out = tandem.attention(
-        q, k_pages, v_pages, **where, causal=True, out_dtype=out_dtype, check=True, **named
-    )
-    assert out.dtype == (torch.float32 if out_dtype == "f32" else out_dtype or torch.bfloat16)
-    check(out, q, k, v, named)
-
-
-def test_entries_and_padding() -> None:
-    q, k, v, named = e4m3(3, 9, 4, 32), e4m3(2, 40, 2, 32), e4m3(2, 40, 2, 32), scales()
-    index, pad = torch.tensor([1, 1, 0]), torch.tensor([0, 4, 30])
-    out = tandem.attention(q, k, v, cache_batch_idx=index, leftpad_k=pad, out_dtype="f32", **named)
-    for b in range(3):
-        own = {name: scale[b : b + 1] for name, scale in named.items()}
-        rows = slice(int(index[b]), int(index[b]) + 1), slice(int(pad[b]), None)
-        same = tandem.attention(q[b : b + 1], k[rows], v[rows], out_dtype="f32", **own)
-        torch.testing.assert_close(out[b : b + 1], same)
-
-
 def test_flash_attention_and_vllm() -> None:
     q, k, v, named = e4m3(3, 9, 4, 32), e4m3(3, 53, 2, 32), e4m3(3, 53, 2, 32), scales()
     k_pages, v_pages, table = paged(k, v, LENGTHS, 16)

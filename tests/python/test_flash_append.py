@@ -29,13 +29,16 @@ def rotated(
 
 
 @pytest.mark.parametrize("place", ["contiguous", "pages", "chosen entries"])
-@pytest.mark.parametrize("rotary", [None, "neighbours", "halves"])
+@pytest.mark.parametrize(
+    ("rotary", "rotary_dim"),
+    [(None, 16), *((kind, dim) for kind in ("neighbours", "halves") for dim in (2, 16, 20, 24))],
+)
 @pytest.mark.parametrize("causal", [True, False])
-def test_append(place: str, rotary: str | None, causal: bool) -> None:
+def test_append(place: str, rotary: str | None, rotary_dim: int, causal: bool) -> None:
     before, after = [30, 20, 0, 5], [33, 23, 3, 8]
     q, (k, v), (new_k, new_v) = torch.randn(4, 3, 4, 32), cache(rows=33), cache(rows=3)
     whole_k, whole_v = (torch.cat([t, torch.zeros(4, 3, 2, 32)], 1) for t in (k, v))
-    angles = torch.randn(40, 8)
+    angles = torch.randn(40, rotary_dim // 2)
     tables = (angles.cos(), angles.sin())
     expected_q = q.clone()
     for b, n in enumerate(before):
@@ -79,34 +82,6 @@ def test_append(place: str, rotary: str | None, causal: bool) -> None:
         out, lse = flash_attn_with_kvcache(q.flatten(0, 1), k_cache, v_cache, *packed, **given)
         torch.testing.assert_close(out.unflatten(0, (4, 3)), got[0])
         torch.testing.assert_close(lse.unflatten(1, (4, 3)).transpose(0, 1), got[1])
-
-
-@pytest.mark.parametrize("rotary_dim", [2, 20, 24])
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("packed", [False, True])
-def test_rotary_dimensions_that_are_no_multiple_of_16(
-    rotary_dim: int, interleaved: bool, packed: bool
-) -> None:
-    q, caches, new = torch.randn(4, 3, 4, 32), cache(rows=33), cache(rows=3)
-    before, angles = [30, 20, 0, 5], torch.randn(40, rotary_dim // 2)
-    tables = (angles.cos(), angles.sin())
-    options: dict[str, Any] = {"rotary_cos": tables[0], "rotary_sin": tables[1], "causal": True}
-    given = (q, *caches, *new)
-    if packed:
-        cu = used([0, 3, 6, 9, 12])
-        options |= {"cu_seqlens_q": cu, "cu_seqlens_k_new": cu, "rotary_seqlens": used(before)}
-        given = (q.flatten(0, 1), *caches, *(t.flatten(0, 1) for t in new))
-    out = flash_attn_with_kvcache(
-        *given, cache_seqlens=used(before), rotary_interleaved=interleaved, **options
-    ).view(q.shape)
-    for b, n in enumerate(before):
-        for j in range(3):
-            q[b, j] = rotated(q[b, j], *tables, n + j, interleaved)
-            row = rotated(new[0][b, j], *tables, n + j, interleaved)
-            torch.testing.assert_close(caches[0][b, n + j], row)
-            assert torch.equal(caches[1][b, n + j], new[1][b, j])
-    lengths = used([n + 3 for n in before])
-    torch.testing.assert_close(out, tandem.attention(q, *caches, seqused_k=lengths, causal=True))
 
 
 @pytest.mark.parametrize("place", ["contiguous", "pages"])

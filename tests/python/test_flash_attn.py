@@ -73,21 +73,6 @@ def test_func(dtype: torch.dtype) -> None:
                        tandem.attention(q, k, v))  # fmt: skip
 
 
-@pytest.mark.parametrize("head_dim", [20, 65])
-def test_any_head_dim(head_dim: int) -> None:
-    """They are padded inside, as FlashAttention does."""
-    inputs = [t.requires_grad_() for t in qkv(head_dim=head_dim, head_dim_v=head_dim + 1)]
-    out = flash_attn.flash_attn_func(*inputs, causal=True)
-    dout = torch.randn(out.shape)
-    oracle.assert_close(out, oracle.exact(*inputs, causal=True)[0])
-    references = oracle.gradients(oracle.exact, *inputs, dout, causal=True)
-    oracle.assert_all_close(torch.autograd.grad(out, inputs, dout), references)
-    q, k, v = torch.randn(33, 4, head_dim), torch.randn(44, 2, head_dim), torch.randn(44, 2, head_dim)
-    lengths = varlen()
-    out = flash_attn.flash_attn_varlen_func(q, k, v, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"])
-    oracle.assert_close(out, oracle.exact(q, k, v, **lengths)[0])
-
-
 def test_varlen_func_reads_no_maximum() -> None:
     q, k, v = torch.randn(33, 4, 32), torch.randn(44, 2, 32), torch.randn(44, 2, 32)
     lengths = varlen()
@@ -200,13 +185,6 @@ def test_with_kvcache() -> None:
         out = flash_attn.flash_attn_with_kvcache(q, k[:1].expand(3, -1, -1, -1), v[:1].expand(3, -1, -1, -1),
                                                  cache_seqlens=given)  # fmt: skip
         oracle.assert_close(out, oracle.exact(q, *(t[:1, :n].expand(3, -1, -1, -1) for t in (k, v)))[0])
-
-
-def test_with_kvcache_of_varlen_queries() -> None:
-    q, k, v = torch.randn(5, 4, 32), torch.randn(2, 20, 2, 32), torch.randn(2, 20, 2, 32)
-    used, cu = torch.tensor([20, 7]), torch.tensor([0, 4, 5])
-    out = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=used, cu_seqlens_q=cu, causal=True)
-    oracle.assert_sequences_close(out, q, k, v, used.tolist(), cu, causal=True)
 
 
 def test_what_with_kvcache_lacks_is_an_error_with_a_remedy() -> None:

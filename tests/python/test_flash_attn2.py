@@ -89,16 +89,6 @@ def test_varlen_in_every_packing() -> None:
     oracle.assert_close(out, oracle.exact(*qkv.unbind(1), **same, causal=True)[0])
 
 
-def test_with_kvcache() -> None:
-    q, k, v = torch.randn(2, 1, 4, 32), torch.randn(2, 20, 2, 32), torch.randn(2, 20, 2, 32)
-    out, lse = flash_attn2.flash_attn_with_kvcache(
-        q, k, v, cache_seqlens=7, causal=True, return_softmax_lse=True
-    )
-    expected, expected_lse = oracle.exact(q, k[:, :7], v[:, :7], causal=True)
-    oracle.assert_close(out, expected)
-    oracle.assert_close(lse, expected_lse)
-
-
 def test_caches_in_blocks() -> None:
     """Varlen calls count their rows by cu_seqlens_k, steps of generation by cache_seqlens."""
     lengths = [53, 20, 0]
@@ -133,59 +123,49 @@ def test_a_dropout_of_one_is_an_error() -> None:
         flash_attn2.flash_attn_func(*[torch.zeros(2, 3, 4, 16)] * 3, dropout_p=1.0)
 
 
-def test_dropout() -> None:
-    """Every function takes it in its own place, and keeps what tandem.attention keeps of the same numbers."""
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+#: Options of every function, and those of tandem.attention that mean the same.
+EVERYWHERE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dropout": ({"dropout_p": 0.4}, {"dropout_p": 0.4}),
+    "alibi_slopes": (
+        {"causal": True, "alibi_slopes": SLOPES},
+        {"causal": True, "bias": oracle.alibi(SLOPES, 9, 9)},
+    ),
+}
+
+
+@pytest.mark.parametrize("option", EVERYWHERE)
+def test_what_every_function_takes(option: str) -> None:
+    """Dropout keeps what tandem.attention keeps of the same random numbers."""
+    given, same = EVERYWHERE[option]
     qkv = torch.randn(2, 9, 3, 4, 16, requires_grad=True)
     q, kv, cu = qkv[:, :, 0], qkv[:, :, 1:], torch.tensor([0, 9, 18])
     packed = [t.flatten(0, 1) for t in (q, *kv.unbind(2))]
-    calls = (
-        lambda: flash_attn2.flash_attn_func(q, *kv.unbind(2), 0.4),
-        lambda: flash_attn2.flash_attn_qkvpacked_func(qkv, 0.4),
-        lambda: flash_attn2.flash_attn_kvpacked_func(q, kv, 0.4),
-        lambda: flash_attn2.flash_attn_varlen_func(*packed, cu, cu, 9, 9, 0.4),
-        lambda: flash_attn2.flash_attn_varlen_qkvpacked_func(qkv.flatten(0, 1), cu, 9, 0.4),
-        lambda: flash_attn2.flash_attn_varlen_kvpacked_func(packed[0], kv.flatten(0, 1), cu, cu, 9, 9, 0.4),
-    )
     torch.manual_seed(8)
-    expected = tandem.attention(*qkv.unbind(2), dropout_p=0.4)
+    expected = tandem.attention(*qkv.unbind(2), **same)
     (gradient,) = torch.autograd.grad(expected.square().sum(), qkv)
-    for call in calls:
+    calls: dict[str, tuple[Any, ...]] = {
+        "flash_attn_func": (q, *kv.unbind(2)),
+        "flash_attn_qkvpacked_func": (qkv,),
+        "flash_attn_kvpacked_func": (q, kv),
+        "flash_attn_varlen_func": (*packed, cu, cu, 9, 9),
+        "flash_attn_varlen_qkvpacked_func": (qkv.flatten(0, 1), cu, 9),
+        "flash_attn_varlen_kvpacked_func": (packed[0], kv.flatten(0, 1), cu, cu, 9, 9),
+    }
+    for name, arguments in calls.items():
         torch.manual_seed(8)
-        out = call()
-        torch.testing.assert_close(out.reshape(expected.shape), expected)
-        torch.testing.assert_close(torch.autograd.grad(out.square().sum(), qkv)[0], gradient)
-
-
-def test_alibi_slopes() -> None:
-    qkv, slopes = torch.randn(2, 9, 3, 4, 16, requires_grad=True), torch.tensor([0.5, 0.25, 0.125, 0.0625])
-    options = {"causal": True, "bias": oracle.alibi(slopes, 9, 9)}
-    expected = tandem.attention(*qkv.unbind(2), **options)
-    (gradient,) = torch.autograd.grad(expected.sum(), qkv)
-    q, kv, cu = qkv[:, :, 0], qkv[:, :, 1:], torch.tensor([0, 9, 18])
-    packed = [t.flatten(0, 1) for t in (q, *kv.unbind(2))]
-    for out in (
-        flash_attn2.flash_attn_func(q, *kv.unbind(2), causal=True, alibi_slopes=slopes),
-        flash_attn2.flash_attn_qkvpacked_func(qkv, causal=True, alibi_slopes=slopes.expand(2, 4)),
-        flash_attn2.flash_attn_kvpacked_func(q, kv, causal=True, alibi_slopes=slopes),
-        flash_attn2.flash_attn_varlen_func(*packed, cu, cu, 9, 9, causal=True, alibi_slopes=slopes),
-        flash_attn2.flash_attn_varlen_qkvpacked_func(
-            qkv.flatten(0, 1), cu, 9, causal=True, alibi_slopes=slopes
-        ),
-        flash_attn2.flash_attn_varlen_kvpacked_func(
-            packed[0], kv.flatten(0, 1), cu, cu, 9, 9, causal=True, alibi_slopes=slopes
-        ),
-    ):
+        out = getattr(flash_attn2, name)(*arguments, **given)
         torch.testing.assert_close(out.view_as(expected), expected, rtol=1e-5, atol=1e-5)
-        found = torch.autograd.grad(out.sum(), qkv)[0]
+        found = torch.autograd.grad(out.square().sum(), qkv)[0]
         torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-5)
 
 
 def test_alibi_slopes_on_a_cache() -> None:
     """By the distance from the last row, of rows that the call writes, too; and in varlen calls."""
-    lengths, slopes = [50, 18, 0], torch.tensor([0.5, 0.25, 0.125, 0.0625])
+    lengths = [50, 18, 0]
     q, k, v = torch.randn(3, 2, 4, 32), torch.randn(3, 53, 2, 32), torch.randn(3, 53, 2, 32)
     k_blocks, v_blocks, table = paged(k, v, [n + 2 for n in lengths], 16)
-    options = {"causal": True, "alibi_slopes": slopes, "block_table": table}
+    options = {"causal": True, "alibi_slopes": SLOPES, "block_table": table}
     new = [torch.stack([t[b, n : n + 2] for b, n in enumerate(lengths)]) for t in (k, v)]
     for b, n in enumerate(lengths):  # what the call writes
         for row in (n, n + 1):
@@ -201,7 +181,7 @@ def test_alibi_slopes_on_a_cache() -> None:
         q.flatten(0, 1), k_blocks, v_blocks, cu_q, cu_k, 2, 53, **options
     )
     for b, n in enumerate(lengths):
-        bias = oracle.alibi(slopes, 2, n)
+        bias = oracle.alibi(SLOPES, 2, n)
         expected = tandem.attention(q[b : b + 1], k[b : b + 1, :n], v[b : b + 1, :n], causal=True, bias=bias)
         for out in (written, read, packed.view_as(q)):
             torch.testing.assert_close(out[b : b + 1], expected)

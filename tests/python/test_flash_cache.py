@@ -174,22 +174,6 @@ def test_vllms_order_and_what_it_hands_over() -> None:
     oracle.assert_sequences_close((got, lse), q, k, v, lengths, cu, **meant)
 
 
-def test_vllms_cascade() -> None:
-    """A prefix that all requests share, as one sequence, and the rest of each, joined by their LSE."""
-    (k, v), q = cache(), torch.randn(3, 4, 32)
-    prefix_k, prefix_v = torch.randn(1, 32, 2, 32), torch.randn(1, 32, 2, 32)
-    k_all, v_all = (torch.cat([p.expand(4, -1, -1, -1), t], 1)[:3] for p, t in ((prefix_k, k), (prefix_v, v)))
-    k_pages, v_pages, table = paged(k_all, v_all, [62, 40, 33], 8)
-    cu = torch.arange(4)
-    of_prefix = {"seqused_k": used([32]), "block_table": table[:1]}
-    of_rest = {"seqused_k": used([30, 8, 1]), "block_table": table[:, 4:], "causal": True}
-    common, common_lse = vllm(q, k_pages, v_pages, torch.tensor([0, 3]), **of_prefix, return_softmax_lse=True)
-    rest, rest_lse = vllm(q, k_pages, v_pages, cu, **of_rest, return_softmax_lse=True)
-    share = (common_lse - torch.logaddexp(common_lse, rest_lse)).exp().T[..., None]
-    whole = vllm(q, k_pages, v_pages, cu, seqused_k=used([62, 40, 33]), block_table=table, causal=True)
-    torch.testing.assert_close(common * share + rest * (1 - share), whole)
-
-
 def test_vllms_keys_without_pages() -> None:
     q, k, v = torch.randn(9, 4, 32), torch.randn(12, 2, 32), torch.randn(12, 2, 32)
     cu_q, cu_k = torch.tensor([0, 4, 9]), torch.tensor([0, 5, 12])
@@ -263,13 +247,3 @@ def test_what_vllm_asks_and_tandem_lacks() -> None:
     )
     with pytest.raises(tandem.InvalidArgumentError, match="^fa_version is 5"):
         vllm_flash_attn.is_fa_version_supported(5)
-
-
-def test_compiled_in_one_graph() -> None:
-    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, n: torch.Tensor) -> Any:
-        return flash_attn_with_kvcache(q, k, v, cache_seqlens=n, page_table=table, causal=True)
-
-    (k, v), q = cache(), torch.randn(4, 1, 4, 32)
-    inputs = (q, *paged(k, v, LENGTHS, 16), used(LENGTHS))
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*inputs), step(*inputs))

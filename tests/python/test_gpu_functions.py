@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import tandem
 import torch
-from torch.nn.attention.flex_attention import create_block_mask
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that PyTorch can use"),
@@ -165,17 +164,6 @@ def test_long_sequences(name: str, head_dim: int) -> None:
 
     for result, same in zip(of("cuda"), of("cpu"), strict=True):
         assert (result.cpu() - same).abs().max().item() < 0.02 * same.abs().max().item()
-
-
-def test_flex_attention_with_a_block_mask_is_the_same_call() -> None:
-    score_mod, mask_mod = functions("cuda")["ALiBi, softcap, causal"]
-    q, k, v = (
-        torch.randn(BATCH, HEADS, n, 64, device="cuda", dtype=torch.bfloat16) for n in (QUERIES, KEYS, KEYS)
-    )
-    block_mask = create_block_mask(mask_mod, None, None, QUERIES, KEYS, device="cuda")
-    out = tandem.flex_attention(q, k, v, score_mod, block_mask)
-    own = tandem.attention(*(t.transpose(1, 2) for t in (q, k, v)), score_mod=score_mod, mask_mod=mask_mod)
-    assert torch.equal(out, own.transpose(1, 2))
 
 
 def test_other_tensors_of_a_function_take_the_compiled_kernel() -> None:

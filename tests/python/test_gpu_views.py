@@ -1,4 +1,4 @@
-"""What test_negated, test_autograd, test_transforms and test_plans say of the CPU, of CUDA tensors."""
+"""What test_negated, test_torch_ops and test_plans say of the CPU, of CUDA tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tandem
 import torch
 from tandem.flash_attn import flash_attn_func
 from test_forward import qkv
-from test_negated import NEGATED, negated
+from test_negated import negated
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that PyTorch can use")
 
@@ -37,41 +37,6 @@ def test_the_negative_bit_is_read(function: Any, dtype: torch.dtype) -> None:
     seed = torch.randn_like(result)
     expected = torch.autograd.grad(result, trained, seed, retain_graph=True)
     oracle.assert_equal(torch.autograd.grad(result, trained, negated(seed)), expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_outputs_that_cannot_be_written_are_refused(dtype: torch.dtype) -> None:
-    q, k, v = inputs(dtype)
-    for out, message in (
-        (negated(torch.full_like(q, 7.0)), NEGATED),
-        (torch.nn.Parameter(torch.full_like(q, 7.0)), "requires a gradient"),
-    ):
-        with pytest.raises(tandem.InvalidArgumentError, match=f"^out {message}"):
-            tandem.attention(q, k, v, out=out)
-        assert (out == 7.0).all()
-
-
-def test_gradients_that_would_be_dropped_are_refused() -> None:
-    q, k, v = inputs(torch.bfloat16)
-    number = torch.tensor(0.3, device="cuda", requires_grad=True)
-    for name in ("scale", "softcap"):
-        with pytest.raises(
-            tandem.InvalidArgumentError, match=f"^{name} is a tensor that requires a gradient"
-        ):
-            tandem.attention(q, k, v, **{name: number})
-    (k8, k_scale), (v8, v_scale) = tandem.quantize(k, "s8"), tandem.quantize(v, "s8")
-    with pytest.raises(tandem.InvalidArgumentError, match="^k_scale requires a gradient"):
-        tandem.attention(q, k8, v8, k_scale=k_scale.requires_grad_(), v_scale=v_scale)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_reverse_mode_of_torch_func(dtype: torch.dtype) -> None:
-    q, k, v = inputs(dtype)
-    call = lambda *t: tandem.attention(*t, causal=True, deterministic=True)  # noqa: E731
-    seed = torch.randn_like(call(q, k, v))
-    trained = [t.clone().requires_grad_() for t in (q, k, v)]
-    expected = torch.autograd.grad(call(*trained), trained, seed)
-    oracle.assert_equal(torch.func.vjp(call, q, k, v)[1](seed), expected)
 
 
 @pytest.mark.parametrize("capture", ["compile", "trace"])

@@ -25,21 +25,16 @@ def expected(q: torch.Tensor, qv: torch.Tensor, cache: torch.Tensor, **options: 
     return oracle.exact(torch.cat((qv, q), -1), cache, cache[..., :d_v], **options)[0]
 
 
-def test_scores_are_the_sum_of_two_products() -> None:
-    q, qv, cache = latent()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_scores_are_the_sum_of_two_products(dtype: torch.dtype) -> None:
+    q, qv, cache = latent(dtype=dtype)
     v, k = cache.split([512, 64], -1)
-    out = flash_attn.flash_attn_func(q, k, v, qv=qv, causal=True)
-    oracle.assert_close(out, expected(q, qv, cache, causal=True))
-    scaled = flash_attn.flash_attn_func(q, k, v, qv=qv, softmax_scale=0.1)
-    oracle.assert_close(scaled, expected(q, qv, cache, scale=0.1))
-
-
-def test_in_16_bits() -> None:
-    q, qv, cache = latent(dtype=torch.bfloat16)
-    v, k = cache.split([512, 64], -1)
-    out = flash_attn.flash_attn_func(q, k, v, qv=qv, causal=True)
-    same = oracle.same_dtype(torch.cat((qv, q), -1), cache, v, causal=True)[0]
-    oracle.assert_close(out, expected(q, qv, cache, causal=True), same)
+    for options in ({"causal": True}, {"scale": 0.1}):
+        given = {"softmax_scale" if name == "scale" else name: value for name, value in options.items()}
+        out = flash_attn.flash_attn_func(q, k, v, qv=qv, **given)
+        whole = torch.cat((qv, q), -1), cache, v
+        same = () if dtype == torch.float32 else oracle.same_dtype(*whole, **options)[:1]
+        oracle.assert_close(out, oracle.exact(*whole, **options)[0], *same)
 
 
 def test_k_may_come_before_v() -> None:

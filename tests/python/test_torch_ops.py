@@ -341,14 +341,6 @@ def test_a_tangent_of_something_else_is_let_be() -> None:
         assert torch.equal(tandem.attention(q, k, v), tandem.attention(dual.detach(), k, v))
 
 
-def test_vmap() -> None:
-    q, k, v = (torch.stack([t, t * 2]) for t in qkv())
-    outs, lses = torch.func.vmap(lambda *t: tandem.attention(*t, causal=True, return_lse=True))(q, k, v)
-    for i in range(2):
-        out, lse = tandem.attention(q[i], k[i], v[i], causal=True, return_lse=True)
-        assert torch.equal(outs[i], out) and torch.equal(lses[i], lse)
-
-
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("function", [tandem.attention, flash_attn_func], ids=lambda f: f.__name__)
 def test_jit_trace(function: Callable[..., Any], gradients: bool) -> None:

@@ -22,8 +22,10 @@ def _registered() -> None:
 
 
 def prompts() -> list[list[int]]:
+    """Of these lengths, and one that begins as the second does, with two of its pages."""
     generator = torch.Generator().manual_seed(3)
-    return [torch.randint(2, 64, (n,), generator=generator).tolist() for n in LENGTHS]
+    made = [torch.randint(2, 64, (n,), generator=generator).tolist() for n in LENGTHS]
+    return [*made, [*made[1][:16], 7, 8]]
 
 
 def batched(model: Any, tokens: int = 12, **options: Any) -> list[Any]:
@@ -37,7 +39,7 @@ def batched(model: Any, tokens: int = 12, **options: Any) -> list[Any]:
         continuous_batching_config=transformers.ContinuousBatchingConfig(**options),
     )
     outputs = list(results.values())
-    assert [output.error for output in outputs] == [None] * len(LENGTHS)
+    assert [output.error for output in outputs] == [None] * len(prompts())
     assert [output.prompt_ids for output in outputs] == prompts()
     return outputs
 
@@ -60,47 +62,6 @@ def test_probabilities_are_those_of_eager_attention(name: str) -> None:
         expected = logits.log_softmax(-1).gather(1, torch.tensor(output.generated_tokens)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(output.logprobs), expected, atol=1e-4, rtol=1e-4)
         assert torch.all(expected >= logits.log_softmax(-1).max(-1).values - 1e-4)
-
-
-def test_tokens_are_those_of_sdpa() -> None:
-    model = copy.deepcopy(models("llama")[0]).eval()
-    model.set_attn_implementation("sdpa")
-    expected = [output.generated_tokens for output in batched(model)]
-    assert [output.generated_tokens for output in batched(served("llama"))] == expected
-
-
-def test_a_vocabulary_of_a_real_tokenizer() -> None:
-    """Greedy tokens of each request are those that `generate` gives for it alone: prompts up to 300 tokens in
-    chunks, beside requests that decode, two of them with a prefix in common."""
-    config = transformers.LlamaConfig(
-        vocab_size=50_000, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=8,
-        num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, initializer_range=0.2,
-    )  # fmt: skip
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
-    first = torch.randint(2, 50_000, (300,)).tolist()
-    requests = [
-        first,
-        first[:256] + [7, 8, 9],
-        *(torch.randint(2, 50_000, (n,)).tolist() for n in (1, 40, 129)),
-    ]
-    greedy: dict[str, Any] = {
-        "max_new_tokens": 10,
-        "do_sample": False,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    }
-    results = model.generate_batch(
-        requests,
-        generation_config=transformers.GenerationConfig(**greedy),
-        continuous_batching_config=transformers.ContinuousBatchingConfig(
-            page_size=32, num_blocks=64, max_batch_tokens=96
-        ),
-    )
-    outputs = {tuple(output.prompt_ids): output for output in results.values()}
-    for request in requests:
-        alone = model.generate(torch.tensor([request]), **greedy)[0, len(request) :].tolist()
-        output = outputs[tuple(request)]
-        assert output.error is None and output.generated_tokens == alone
 
 
 def test_the_model_runs_without_batching_too() -> None:

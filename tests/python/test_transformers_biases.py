@@ -143,11 +143,13 @@ def test_a_mask_of_four_dimensions(dtype: torch.dtype) -> None:
     torch.testing.assert_close(ours(**given).logits, eager(**theirs).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_dropout_in_attention() -> None:
-    """In training logits change from call to call and repeat with the seed; their mean is that without."""
+def test_dropout_in_attention(calls: list[dict[str, Any]]) -> None:
+    """In training every call has it: logits change from call to call and repeat with the seed."""
     for make, given in ((t5, text("left")), (swin, images())):
         _, ours = both(make)
         exact = ours.eval()(**given).logits.detach()
+        assert all(options.get("dropout_p", 0.0) == 0.0 for options in calls)
+        calls.clear()
         for module in ours.modules():
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.1
@@ -159,26 +161,6 @@ def test_dropout_in_attention() -> None:
         torch.manual_seed(3)
         assert torch.equal(ours(**given).logits, first)
         assert not torch.equal(first, second)
+        assert calls and all(options["dropout_p"] == 0.1 for options in calls)
+        calls.clear()
         assert (first - exact).abs().max() < 20 * exact.abs().max()
-
-
-def test_training_with_attention_dropout() -> None:
-    """A small GPT-2 learns to repeat what it has read, as it does with eager attention and dropout."""
-    losses = {}
-    for name in ("eager", "tandem"):
-        torch.manual_seed(2)
-        config = transformers.GPT2Config(
-            vocab_size=12, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.1
-        )
-        model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation=name).train()
-        optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-        half = torch.randint(2, 12, (16, 8))
-        ids = torch.cat([half, half], 1)
-        for _ in range(120):
-            optimizer.zero_grad()
-            loss = model(input_ids=ids, labels=ids).loss
-            loss.backward()
-            optimizer.step()
-        losses[name] = loss.item()
-    assert losses["tandem"] < 1.3
-    assert abs(losses["tandem"] - losses["eager"]) < 0.3

@@ -11,7 +11,7 @@ from tandem import _call
 from tandem.flash_attn import flash_attn_func
 from tandem.torch import _operators
 from test_autograd import trainable
-from test_forward import FEATURES, qkv
+from test_forward import qkv
 from torch.func import functional_call, grad, grad_and_value, hessian, jacrev, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -68,15 +68,6 @@ def test_jacrev(call: Any) -> None:
     expected = torch.autograd.functional.jacobian(function, (q, k, v))
     close(jacrev(function, (0, 1, 2))(q, k, v), expected)
     close(jacrev(function, (0, 1, 2), chunk_size=1)(q, k, v), expected)
-
-
-@pytest.mark.parametrize("feature", FEATURES)
-def test_grad_with_every_feature(feature: str) -> None:
-    options = FEATURES[feature]
-    q, k, v = qkv()
-    inputs = [t.clone().requires_grad_() for t in (q, k, v)]
-    expected = torch.autograd.grad(tandem.attention(*inputs, **options).square().sum(), inputs)
-    close(grad(lambda *t: tandem.attention(*t, **options).square().sum(), (0, 1, 2))(q, k, v), expected)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda f: f.__name__)
