@@ -38,31 +38,6 @@ TEST_F(FakeDriver, ABackwardCallIsAFewLaunchesInAWorkspaceOfItsOwn) {
   EXPECT_THROW(backward(m.backward, execution), Error);
 }
 
-TEST_F(FakeDriver, GradientsThatNobodyWantsAreNotConvertedAndTakeLittleMemory) {
-  BackwardMemory m;
-  const std::size_t all = workspace_bytes(m.backward);
-  const auto launched = [&] {
-    driver->launches.clear();
-    backward(m.backward);
-    std::vector<std::string> kernels;
-    for (const fake::Launch& launch : driver->launches) {
-      for (const char* kernel : {"backward_preprocess", "backwardIX", "backward_convert", "backward_sink"}) {
-        if (launch.symbol.find(kernel) != std::string::npos) kernels.emplace_back(kernel);
-      }
-    }
-    return kernels;
-  };
-  using Kernels = std::vector<std::string>;
-  m.backward.dq = {};
-  EXPECT_EQ(launched(), (Kernels{"backward_preprocess", "backwardIX", "backward_sink"}));
-  EXPECT_EQ(workspace_bytes(m.backward), all);
-  m.backward.dk = {};  // the kernel writes one head's rows of it to the workspace
-  EXPECT_EQ(launched(), (Kernels{"backward_preprocess", "backwardIX", "backward_sink"}));
-  EXPECT_EQ(workspace_bytes(m.backward), all + 300 * 128 * 2);
-  m.backward.dv = {};
-  EXPECT_EQ(launched(), (Kernels{"backward_preprocess", "backward_sink"}));
-}
-
 TEST_F(FakeDriver, ABackwardCallWithoutAWorkspaceFreesWhatItTook) {
   BackwardMemory m;
   backward(m.backward);

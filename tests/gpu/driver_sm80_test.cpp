@@ -1,7 +1,6 @@
 // Both passes by the kernels sm80, on the driver of our own (fake/).
 #include <cstdlib>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "driver_fixture.hpp"
@@ -68,31 +67,6 @@ TEST_F(FakeDriverSm80, ABackwardCallHasItsOwnMainKernel) {
             2U * 4U * static_cast<unsigned>((299 + config.tiling.block_n) / config.tiling.block_n));
   EXPECT_EQ(main.config.block_x, static_cast<unsigned>(config.threads()));
   EXPECT_EQ(main.config.shared_bytes, static_cast<unsigned>(backward_shared_bytes(config)));
-}
-
-/// The same memory as 200 rows of 192 columns.
-TEST_F(FakeDriverSm80, BackwardOfWiderHeadsHasTilesOf64Keys) {
-  BackwardMemory m;
-  const auto widen = [](auto& tensor) {
-    tensor = std::remove_cvref_t<decltype(tensor)>(tensor.data, DType::bf16, {2, 200, 4, 192}, cuda);
-  };
-  BackwardArgs& args = m.backward;
-  widen(args.q);
-  widen(args.k);
-  widen(args.v);
-  widen(args.out);
-  widen(args.dout);
-  widen(args.dq);
-  widen(args.dk);
-  widen(args.dv);
-  args.lse = ConstTensor(m.lse.data(), DType::f32, {2, 4, 200}, cuda);
-  driver->launches.clear();
-  backward(args);
-  ASSERT_EQ(driver->launches.size(), 4U);
-  const fake::Launch& main = driver->launches[1];
-  EXPECT_NE(main.symbol.find("sm80_backward"), std::string::npos) << main.symbol;
-  EXPECT_EQ(main.config.grid_x, 2U * 4U * 4U);
-  EXPECT_EQ(main.config.block_x, 256U);
 }
 
 }  // namespace

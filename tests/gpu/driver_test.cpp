@@ -118,47 +118,6 @@ TEST_F(FakeDriver, NoMemoryIsOutOfMemoryAndLeavesNothingLaunched) {
   EXPECT_EQ(driver->launches.size(), 0U);
 }
 
-TEST_F(FakeDriver, EmptyCallsLaunchNothing) {
-  Memory m;
-  for (ConstTensor* t : {&m.args.q, &m.args.k, &m.args.v}) t->shape[0] = 0;
-  m.args.out.shape[0] = 0;
-  driver->launches.clear();
-  forward(m.args);
-  EXPECT_EQ(driver->launches.size(), 0U);
-}
-
-TEST_F(FakeDriver, ACallInEightBitsIsThreeLaunchesInAWorkspaceOfItsOwn) {
-  Memory m;
-  m.args.options.precision = Precision::int8;
-  Execution execution{.stream = reinterpret_cast<void*>(0x555)};
-  execution.workspace_bytes = workspace_bytes(m.args);
-  // Quantized values take half the room of 16 bits; scales by row, sums and means some more.
-  EXPECT_GT(execution.workspace_bytes, static_cast<std::size_t>(Memory::elements) * 3);
-  EXPECT_LT(execution.workspace_bytes, static_cast<std::size_t>(Memory::elements) * 5);
-  const DeviceBuffer workspace(1, execution.workspace_bytes);
-  execution.workspace = workspace.data();
-  driver->calls.clear();
-  driver->launches.clear();
-  forward(m.args, execution);
-  const std::vector<const char*> kernels = {"mean_of_keys", "quantizeIX", "eight_bit_forward"};
-  ASSERT_EQ(driver->launches.size(), kernels.size());
-  for (std::size_t i = 0; i < kernels.size(); ++i) {
-    const fake::Launch& launch = driver->launches[i];
-    EXPECT_NE(launch.symbol.find(kernels[i]), std::string::npos) << launch.symbol;
-    EXPECT_EQ(launch.config.stream, execution.stream);
-    // The later ones may start while what is before them ends.
-    EXPECT_EQ(launch.attributes.size(), i > 0 ? 1U : 0U) << launch.symbol;
-  }
-  EXPECT_EQ(driver->launches[0].config.grid_x, 2U * 4U * 3U);
-  EXPECT_EQ(driver->launches[1].config.grid_x, 3U * 2U * 4U * 3U);
-  EXPECT_EQ(count("cuMemAllocAsync") + count("cuMemAlloc"), 0);
-  const std::string text = explain(m.args);
-  EXPECT_NE(text.find("eight_bit_forward"), std::string::npos) << text;
-  EXPECT_NE(text.find("precision int8: Q K^T in s8"), std::string::npos) << text;
-  execution.workspace_bytes -= 1;
-  EXPECT_THROW(forward(m.args, execution), Error);
-}
-
 TEST_F(FakeDriver, CheckReadsLengthsFromTheDevice) {
   Memory m;
   const std::int32_t used[2] = {300, 301};

@@ -314,6 +314,9 @@ TEST(Sm80Plan, EveryGpuHasABackwardTileOfEveryHeadDimension) {
       EXPECT_EQ(steps[1].kernel, &gpu::kernels::sm80_backward);
     }
   }
+  const Plan wide = plan_of(backward_on("A100", 192));
+  EXPECT_EQ(std::get<Sm80BackwardConfig>(wide.gpu->config).tiling.block_n, 64);
+  EXPECT_EQ(std::get<Sm80BackwardConfig>(wide.gpu->config).threads(), 256);
   const std::string text = explain(backward_on("RTX 4090", 128)) + explain(backward_on("L4", 256));
   for (const char* line :
        {"tile 64 keys, 32 queries at a time, 1 blocks of q and 1 of dout in flight: dS in dO's place and P "

@@ -223,6 +223,8 @@ TEST(Steps, EightBitsAreMadeAndThenAttended) {
   EXPECT_FALSE(steps.list.all()[0].programmatic);
   EXPECT_TRUE(steps.list.all()[1].programmatic);
   EXPECT_TRUE(steps.list.all()[2].programmatic);
+  EXPECT_EQ(steps.list.all()[0].grid, 2U * 2 * 3);
+  EXPECT_EQ(steps.list.all()[1].grid, 2U * (8 + 2 + 2) * 3);
   EXPECT_EQ(steps.workspace.counter_bytes(), 4U + 4 * 2 * 2);  // tiles, then sums by (batch, KV head)
   args.q.dtype = args.k.dtype = args.v.dtype = DType::e4m3;
   args.k.stride[1] += 8;  // TMA cannot read it
@@ -239,6 +241,13 @@ TEST(Steps, BackwardLaunchesWhatIsWanted) {
   ASSERT_EQ(kernels_of(steps), (Kernels{"pack", "backward_preprocess", "backward"}));
   EXPECT_TRUE(steps.list.all()[2].resident);
   EXPECT_FALSE(steps.list.all()[2].programmatic);
+  const std::size_t bytes = steps.workspace.bytes();
+  args.dk = {};  // the kernel writes one head's rows of it to the workspace
+  EXPECT_EQ(kernels_of(steps_of(args)), (Kernels{"pack", "backward_preprocess", "backward"}));
+  EXPECT_EQ(steps_of(args).workspace.bytes(), bytes + 300 * 128 * 2);
+  args.dv = {};
+  args.sink = args.dsink = Tensor(nullptr, DType::f32, {8}, cuda);
+  EXPECT_EQ(kernels_of(steps_of(args)), (Kernels{"pack", "backward_preprocess", "backward_sink"}));
 }
 
 /// Gradients of captured tensors are cleared before anything else, whatever there is to add; wide heads take
