@@ -239,6 +239,11 @@ TANDEM_API int tandem_merge(const tandem_merge_args* args, const tandem_executio
 typedef void (*tandem_log_sink)(int level, const char* message);
 TANDEM_API void tandem_set_log(int level, tandem_log_sink sink);
 
+/* What the library has done in this process, by stats.hpp's counters, as NUL-terminated text in Prometheus's
+ * format; text, capacity and needed as tandem_forward_explain has them. The text may have grown between two
+ * calls. */
+TANDEM_API int tandem_stats_text(char* text, size_t capacity, size_t* needed);
+
 /* The message of this thread's last call that failed; "" if none did. Valid until this thread's next call. */
 TANDEM_API const char* tandem_last_error(void);
 

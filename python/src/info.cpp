@@ -6,6 +6,7 @@
 #include "gpu/describe.hpp"
 #include "gpu/device.hpp"
 #include "peak.hpp"
+#include "tandem/stats.hpp"
 
 namespace tandem::python {
 
@@ -53,6 +54,46 @@ nb::dict described_devices() {
     devices[nb::str(device.name.c_str())] = index++;
   }
   return devices;
+}
+
+nb::dict stats_info() {
+  const auto text = [](std::string_view view) { return nb::str(view.data(), view.size()); };
+  const Stats all = stats();
+  nb::list calls;
+  for (const CallStats& c : all.calls) {
+    nb::dict row;
+    row["operation"] = text(c.operation);
+    row["backend"] = text(c.backend);
+    row["family"] = text(c.family);
+    row["kernel"] = text(c.kernel);
+    row["calls"] = c.calls;
+    row["nanoseconds"] = c.nanoseconds;
+    row["bytes"] = c.bytes;
+    row["operations"] = c.operations;
+    row["workspace_peak"] = c.workspace_peak;
+    calls.append(row);
+  }
+  nb::list kernels;
+  for (const KernelStats& k : all.kernels) {
+    nb::dict row;
+    row["origin"] = text(k.origin);
+    row["kernels"] = k.kernels;
+    row["nanoseconds"] = k.nanoseconds;
+    kernels.append(row);
+  }
+  nb::list errors;
+  for (const ErrorStats& e : all.errors) {
+    nb::dict row;
+    row["status"] = text(e.status);
+    row["rule"] = text(e.rule);
+    row["errors"] = e.errors;
+    errors.append(row);
+  }
+  nb::dict info;
+  info["calls"] = calls;
+  info["kernels"] = kernels;
+  info["errors"] = errors;
+  return info;
 }
 
 nb::dict peak_info(int threads, double seconds) {

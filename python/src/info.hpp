@@ -1,4 +1,4 @@
-// What tandem.info() and the planner's devices are made of.
+// What tandem.info(), tandem.stats() and the planner's devices are made of.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,6 +15,9 @@ nb::dict gpu_info();
 
 /// {name: index} of the GPUs that a call can be planned for without one.
 nb::dict described_devices();
+
+/// What tandem.stats() returns.
+nb::dict stats_info();
 
 /// The processor's arithmetic peak, measured for `seconds` by so many threads.
 nb::dict peak_info(int threads, double seconds);

@@ -23,6 +23,7 @@
 #include "tandem/attention.hpp"
 #include "tandem/log.hpp"
 #include "tandem/quantize.hpp"
+#include "tandem/stats.hpp"
 
 namespace nb = nanobind;
 
@@ -322,6 +323,8 @@ void define_the_rest(nb::module_& m) {
         set_log(static_cast<LogLevel>(level), &write_log);
       },
       nb::arg("level"), nb::arg("write"));
+  m.def("stats", &stats_info);
+  m.def("stats_text", &stats_text);
   m.def("version", &version);
   m.def("cpu_info", &cpu_info);
   m.def("gpu_info", &gpu_info);

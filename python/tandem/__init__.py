@@ -16,6 +16,7 @@ from tandem._api import (
     attention,
     attention_backward,
     info,
+    stats,
 )
 from tandem._cache import append_kv, merge
 from tandem._errors import (
@@ -48,5 +49,6 @@ __all__ = [
     "merge",
     "quantize",
     "set_log_level",
+    "stats",
     "workspace_bytes",
 ]

@@ -342,6 +342,19 @@ def attention_backward(
     return gradients if sink is not None else gradients[:3]
 
 
+def stats() -> _core.Stats:
+    """What the library has done in this process, over all threads: counters that are always on.
+
+    ``["calls"]`` has a row for each operation, backend, family and kernel: ``calls``, ``nanoseconds``
+    in the library (a GPU's work is queued, not waited for), ``bytes`` and ``operations`` as the shapes say,
+    and ``workspace_peak``, the most scratch memory of one call. The family "portable" is a slower path than
+    the processor could take. ``["kernels"]`` has one for each place that GPU kernels came from ("compiled",
+    "disk", "shipped", "portable", "memory"), ``["errors"]`` one for each rule that was broken, by ``status``.
+    A forked process begins at zero.
+    """
+    return _core.stats()
+
+
 def info(*, measure_peak: bool = False) -> dict[str, Any]:
     """What this installation is and what it runs on, as a dictionary that JSON can hold.
 

@@ -76,6 +76,32 @@ class GpuInfo(TypedDict):
     kernel_cache_refusal: str
     shipped_kernels: int
 
+class CallStats(TypedDict):
+    operation: str
+    backend: str
+    family: str
+    kernel: str
+    calls: int
+    nanoseconds: int
+    bytes: int
+    operations: int
+    workspace_peak: int
+
+class KernelStats(TypedDict):
+    origin: str
+    kernels: int
+    nanoseconds: int
+
+class ErrorStats(TypedDict):
+    status: str
+    rule: str
+    errors: int
+
+class Stats(TypedDict):
+    calls: list[CallStats]
+    kernels: list[KernelStats]
+    errors: list[ErrorStats]
+
 class Peak(TypedDict):
     threads: int
     f32_gflops: float
@@ -138,6 +164,8 @@ def merge(
     stream: int = 0,
 ) -> None: ...
 def set_log(level: int, write: Callable[[int, str], None]) -> None: ...
+def stats() -> Stats: ...
+def stats_text() -> str: ...
 def version() -> str: ...
 def cpu_info() -> CpuInfo: ...
 def gpu_info() -> GpuInfo: ...

@@ -41,7 +41,7 @@ Call::Call(const BackwardArgs& args, const Execution& execution, Memory memory)
 
 void run(const Call& call, const Execution& execution) {
   const auto& [problem, plan] = call;
-  const Trace trace(problem);
+  const Trace trace(problem, plan);
   if (plan.backend == Device::Kind::cuda) {
     if (execution.workspace != nullptr) check_workspace(execution, plan.workspace_bytes);
     return gpu::run(*plan.gpu, execution.stream, execution.workspace);

@@ -12,6 +12,7 @@
 #include "tandem/attention.hpp"
 #include "tandem/log.hpp"
 #include "tandem/quantize.hpp"
+#include "tandem/stats.hpp"
 #include "tandem/tandem.h"
 
 namespace {
@@ -181,19 +182,23 @@ int workspace_bytes(const CArgs* args, const tandem_execution* execution, std::s
   });
 }
 
+/// Copies text as tandem_forward_explain does.
+void copy_text(const std::string& whole, char* text, std::size_t capacity, std::size_t* needed) {
+  if (text == nullptr && capacity > 0)
+    invalid("text is NULL but capacity is {}; pass a buffer, or capacity 0", capacity);
+  if (needed != nullptr) *needed = whole.size() + 1;
+  if (capacity == 0) return;
+  const std::size_t length = std::min(whole.size(), capacity - 1);
+  std::memcpy(text, whole.data(), length);
+  text[length] = '\0';
+}
+
 template <typename CArgs>
 int explain(const CArgs* args, const tandem_execution* execution, char* text, std::size_t capacity,
             std::size_t* needed) {
   return guarded([&] {
-    if (text == nullptr && capacity > 0)
-      invalid("text is NULL but capacity is {}; pass a buffer, or capacity 0", capacity);
     Functions functions;
-    const std::string whole = tandem::explain(args_of(args, functions), execution_of(execution));
-    if (needed != nullptr) *needed = whole.size() + 1;
-    if (capacity == 0) return;
-    const std::size_t length = std::min(whole.size(), capacity - 1);
-    std::memcpy(text, whole.data(), length);
-    text[length] = '\0';
+    copy_text(tandem::explain(args_of(args, functions), execution_of(execution)), text, capacity, needed);
   });
 }
 
@@ -278,6 +283,10 @@ void tandem_set_log(int level, tandem_log_sink sink) {
       sink == nullptr ? nullptr : +[](tandem::LogLevel of, const char* message) {
         if (const tandem_log_sink now = to) now(static_cast<int>(of), message);
       });
+}
+
+int tandem_stats_text(char* text, size_t capacity, size_t* needed) {
+  return guarded([&] { copy_text(tandem::stats_text(), text, capacity, needed); });
 }
 
 const char* tandem_last_error(void) {

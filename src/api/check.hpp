@@ -11,14 +11,14 @@
 #include <string_view>
 #include <utility>
 
-#include "tandem/error.hpp"
+#include "problem/stats.hpp"
 #include "tandem/tensor.hpp"
 
 namespace tandem::check {
 
 template <typename... Values>
 [[noreturn]] void invalid(fmt::format_string<Values...> format, Values&&... values) {
-  throw Error(Status::invalid_argument, fmt::format(format, std::forward<Values>(values)...));
+  fail(Status::invalid_argument, format, std::forward<Values>(values)...);
 }
 
 /// A tensor and the name the user knows it by.

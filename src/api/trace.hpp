@@ -1,12 +1,14 @@
-// A call as its observers see it: a range in a profiler's timeline, a line in the log.
+// A call as its observers see it: counters, a range in a profiler's timeline, a line in the log.
 #pragma once
 
 #include <string>
 
+#include "ops/plan.hpp"
 #include "problem/append_problem.hpp"
 #include "problem/merge_problem.hpp"
 #include "problem/problem.hpp"
 #include "problem/quantize_problem.hpp"
+#include "problem/stats.hpp"
 
 namespace tandem {
 
@@ -25,23 +27,44 @@ std::string summary(const AppendProblem& problem);
 /// "merge f32 to bf16 parts 4 b2 n1 h32 d128".
 std::string summary(const MergeProblem& problem);
 
-/// Stands for a running call, from its launch to its return. Costs two loads where nobody looks.
+/// What a call is counted as, and what it amounts to. Lengths that only tensors hold are not read: a cache
+/// counts as full.
+CallKind kind_of(const Plan& plan);
+CallKind kind_of(const QuantizeProblem& problem);
+CallKind kind_of(const AppendProblem& problem);
+CallKind kind_of(const MergeProblem& problem);
+CallWork work_of(const Problem& problem);
+CallWork work_of(const QuantizeProblem& problem);
+CallWork work_of(const AppendProblem& problem);
+CallWork work_of(const MergeProblem& problem);
+
+/// Stands for a running call, from its launch to its return. Costs two loads and the counters where nobody
+/// looks.
 class Trace {
  public:
-  /// Begins the trace of any problem that has a summary.
-  template <typename AnyProblem>
-  explicit Trace(const AnyProblem& problem) : range_(ranges_are_watched()) {
-    if (range_ || is_logged()) begin(summary(problem));
+  Trace(const Problem& problem, const Plan& plan) : Trace(problem, kind_of(plan)) {
+    work_.workspace_bytes = plan.workspace_bytes;
   }
+  template <typename AnyProblem>
+  explicit Trace(const AnyProblem& problem) : Trace(problem, kind_of(problem)) {}
   ~Trace();
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
  private:
+  /// Begins the trace of any problem that has a summary.
+  template <typename AnyProblem>
+  Trace(const AnyProblem& problem, const CallKind& kind)
+      : kind_(kind), work_(work_of(problem)), range_(ranges_are_watched()) {
+    if (range_ || is_logged()) begin(summary(problem));
+  }
   static bool ranges_are_watched();
   static bool is_logged();
   void begin(const std::string& text) const;
 
+  CallKind kind_;
+  CallWork work_;
+  std::uint64_t start_ = ticks();
   bool range_ = false;
 };
 

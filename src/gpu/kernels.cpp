@@ -1,5 +1,6 @@
 #include "gpu/kernels.hpp"
 
+#include <array>
 #include <chrono>
 #include <future>
 #include <mutex>
@@ -7,6 +8,7 @@
 
 #include "gpu/shipped.hpp"
 #include "problem/log.hpp"
+#include "problem/stats.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::gpu {
@@ -14,9 +16,12 @@ namespace {
 
 using Shared = std::shared_ptr<const CompiledKernel>;
 
-/// Says in the log where a kernel came from and what that took.
+/// Counts a kernel, and says in the log where it came from and what that took.
 void report(const KernelName& name, Origin origin, std::chrono::steady_clock::time_point start) {
-  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+  const auto passed = std::chrono::steady_clock::now() - start;
+  const std::chrono::duration<double> spent = passed;
+  constexpr std::array names = {"memory", "shipped", "portable", "disk", "compiled"};
+  count_kernel(names[static_cast<std::size_t>(origin)], passed);
   const char* how = origin == Origin::compiled   ? "compiled"
                     : origin == Origin::disk     ? "read from disk"
                     : origin == Origin::portable ? "shipped as PTX, which the driver compiles,"
@@ -86,7 +91,9 @@ FoundKernel find_kernel(const KernelName& name) {
     if (const auto at = known.find(key); at != known.end()) {
       const std::shared_future<Shared> future = at->second;
       lock.unlock();
-      return {future.get(), Origin::memory};
+      FoundKernel found{future.get(), Origin::memory};
+      count_kernel("memory", {});
+      return found;
     }
     known.emplace(key, promise.get_future().share());
   }

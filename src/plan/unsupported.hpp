@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "problem/stats.hpp"
 #include "tandem/attention.hpp"
 
 /// Dtypes and precisions are written by their names.
@@ -23,7 +24,7 @@ namespace tandem {
 
 template <typename... Args>
 [[noreturn]] void unsupported(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(Status::unsupported, fmt::format(format, std::forward<Args>(args)...));
+  fail(Status::unsupported, format, std::forward<Args>(args)...);
 }
 
 }  // namespace tandem

@@ -63,6 +63,18 @@ static void test_computes(void) {
   }
 }
 
+static void test_stats_text(void) {
+  size_t needed = 0;
+  char* text = NULL;
+  CHECK(tandem_stats_text(NULL, 0, &needed) == tandem_ok && needed > 1);
+  text = malloc(needed + 1000);
+  CHECK(text != NULL && tandem_stats_text(text, needed + 1000, NULL) == tandem_ok);
+  CHECK(strstr(text, "tandem_calls_total{operation=\"forward\",backend=\"cpu\"") != NULL);
+  free(text);
+  CHECK_FAILS(tandem_stats_text(NULL, 5, NULL), tandem_invalid_argument,
+              "text is NULL but capacity is 5; pass a buffer, or capacity 0");
+}
+
 static void test_workspace_and_explain(void) {
   Buffers b;
   fill(&b);
@@ -311,6 +323,7 @@ int main(void) {
 #endif
   test_workspace_and_explain();
   test_computes();
+  test_stats_text();
   if (failures == 0) puts("ok");
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
