@@ -18,6 +18,7 @@
 
 #include "gpu/kernels.hpp"
 #include "harness/error_of.hpp"
+#include "harness/runbook.hpp"
 #include "tandem/log.hpp"
 
 namespace tandem::gpu {
@@ -167,14 +168,15 @@ TEST_F(Cache, WhatAnotherUserCouldHaveWrittenIsAMissThatTheLogTells) {
   const DiskCache cache(directory);
   const fs::path entry = cache.file_of("key");
   const auto refused = [&](const std::string& why) {
-    EXPECT_EQ(logged([&] { EXPECT_FALSE(cache.load("key")); }),
-              why.empty() ? "" : entry.string() + " is not loaded: it " + why);
+    const std::string line = logged([&] { EXPECT_FALSE(cache.load("key")); });
+    EXPECT_EQ(line, why.empty() ? "" : entry.string() + " is not loaded: it " + why);
+    return in_runbook("slow-first-call.md", line);
   };
   refused("");
   ASSERT_TRUE(cache.store("key", sample()));
   for (const mode_t mode : {0620, 0602, 0666}) {
     chmod(entry.c_str(), mode);
-    refused(fmt::format("may be written by users other than its owner (mode {:04o})", mode));
+    EXPECT_TRUE(refused(fmt::format("may be written by users other than its owner (mode {:04o})", mode)));
   }
   chmod(entry.c_str(), 0644);
   EXPECT_TRUE(cache.load("key"));
@@ -191,7 +193,7 @@ TEST_F(Cache, WhatAnotherUserCouldHaveWrittenIsAMissThatTheLogTells) {
   refused("is not a file");
   fs::remove(entry);
   write(entry, "");
-  refused("is damaged");
+  EXPECT_TRUE(refused("is damaged"));
 }
 
 TEST_F(Cache, AFolderThatEveryUserMayWriteIntoIsAnError) {
@@ -221,8 +223,9 @@ TEST_F(Cache, AFolderOfAnotherUserIsNotUsed) {
   ASSERT_TRUE(cache.store("key", sample()));
   ASSERT_EQ(chown(directory.c_str(), 65534, 65534), 0);
   const std::string why = "belongs to user 65534, who is neither user 0 nor root";
-  EXPECT_EQ(logged([&] { EXPECT_FALSE(cache.load("key")); }),
-            "the kernel cache " + directory.string() + " is not used: it " + why);
+  const std::string line = logged([&] { EXPECT_FALSE(cache.load("key")); });
+  EXPECT_EQ(line, "the kernel cache " + directory.string() + " is not used: it " + why);
+  EXPECT_TRUE(in_runbook("slow-first-call.md", line));
   EXPECT_EQ(cache.why_refused(), why);
   EXPECT_FALSE(cache.store("other", sample()));
 }
@@ -326,6 +329,12 @@ TEST_F(FindKernel, CompilesThenReadsTheDisk) {
   EXPECT_TRUE(found_from(Origin::compiled));
   EXPECT_TRUE(found_from(Origin::disk));
   EXPECT_EQ(files(), 1);
+}
+
+TEST_F(FindKernel, TheLogSaysThatItWasCompiled) {
+  EXPECT_TRUE(in_child([&] {
+    return in_runbook("slow-first-call.md", logged([&] { find_kernel(kernel_of(config).name(config)); }));
+  }));
 }
 
 TEST_F(FindKernel, RebuildsADamagedEntry) {

@@ -6,6 +6,7 @@
 #include "driver_fixture.hpp"
 #include "gpu/describe.hpp"
 #include "harness/error_of.hpp"
+#include "harness/runbook.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -114,7 +115,7 @@ TEST_F(FakeDriver, NoMemoryIsOutOfMemoryAndLeavesNothingLaunched) {
   driver->launches.clear();
   driver->failing = "cuMemAllocAsync";
   driver->failure = abi::error_out_of_memory;
-  EXPECT_NE(error_of(Status::out_of_memory, [&] { forward(m.args); }), "");
+  EXPECT_TRUE(in_runbook("out-of-memory.md", error_of(Status::out_of_memory, [&] { forward(m.args); })));
   EXPECT_EQ(driver->launches.size(), 0U);
 }
 

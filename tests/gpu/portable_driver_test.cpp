@@ -17,6 +17,7 @@
 #include "gpu/launch.hpp"
 #include "gpu/shipped.hpp"
 #include "harness/error_of.hpp"
+#include "harness/runbook.hpp"
 #include "ops/cache/launch.hpp"
 #include "ops/portable_set.hpp"
 #include "tandem/attention.hpp"
@@ -193,8 +194,7 @@ TEST_F(FakeDriverPortable, WhatTheSetLacksIsAnErrorThatSaysWhatWould) {
   EXPECT_EQ(error_of(call.args, Status::unsupported)
                 .find("TANDEM_NVRTC=/nonexistent/libnvrtc.so.13 cannot be opened"),
             0U);
-  EXPECT_TRUE(
-      error_of(call.args, Status::unsupported).ends_with("; the shipped set has no kernel for this call"));
+  EXPECT_TRUE(in_runbook("no-kernel.md", error_of(call.args, Status::unsupported)));
   EXPECT_EQ(driver->launches.size(), 0U);
 }
 
@@ -203,11 +203,13 @@ TEST_F(FakeDriverPortable, ADriverTooOldForThePtxIsNamed) {
   call.args.q.dtype = call.args.k.dtype = call.args.v.dtype = call.args.out.dtype = DType::f16;
   driver->failing = "cuModuleLoadData";
   driver->failure = abi::error_unsupported_ptx_version;
+  const std::string error = error_of(call.args, Status::unsupported);
   EXPECT_EQ(
-      error_of(call.args, Status::unsupported),
+      error,
       "the NVIDIA driver of cuda:1 is for CUDA 13.0, too old for PTX 9.0, which the portable kernels are; "
       "update the driver, or install an NVRTC of its version that knows sm_120 (pip install "
       "nvidia-cuda-nvrtc-cu12 for CUDA 12)");
+  EXPECT_TRUE(in_runbook("no-kernel.md", error));
   EXPECT_EQ(driver->launches.size(), 0U);
   forward(call.args);  // the refusal is not remembered
   EXPECT_EQ(driver->launches.size(), 1U);
