@@ -190,5 +190,15 @@ TEST(ForwardPlan, PartsOfGroupedHeadsHaveAPlaceForEachRow) {
   EXPECT_EQ(work.combine_ctas, 2 * 8 * (16 / combine_rows) + 1);
 }
 
+TEST(ForwardPlan, NoMoreTilesAreMergedThanSharesEnd) {
+  Problem p = grouped(4, 1);
+  p.seqused_k.data = lengths;
+  for (const auto& [batch, cut] : {std::pair{8, 8 * 8}, {64, 2 * 132}}) {
+    p.batch = batch;
+    const gpu::WorkDivision work = gpu::divide_work(p, choose_decode_config(CallFacts(p)), 132);
+    EXPECT_EQ(work.combine_ctas, cut * work.split_blocks + 1) << batch << " sequences";
+  }
+}
+
 }  // namespace
 }  // namespace tandem
