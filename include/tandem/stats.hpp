@@ -21,7 +21,7 @@ struct CallStats {
   std::string_view kernel;  ///< the main one of the call; "none" where there was nothing to launch
   std::uint64_t calls = 0;
   std::uint64_t nanoseconds = 0;     ///< in the library once planned; a GPU's work is queued, not waited for
-  std::uint64_t bytes = 0;           ///< of what is read and written once, as the shapes say
+  std::uint64_t bytes = 0;           ///< that are read and written once, as the shapes say
   std::uint64_t operations = 0;      ///< FLOP of the products, as the shapes, `causal` and windows say
   std::uint64_t workspace_peak = 0;  ///< the most scratch bytes of one of them
 };
@@ -53,5 +53,23 @@ TANDEM_API Stats stats();
 
 /// The counters in Prometheus's text format, for a program that serves them at /metrics.
 TANDEM_API std::string stats_text();
+
+/// A call that has returned, or a GPU kernel that was found outside of memory.
+struct Event {
+  std::string_view operation;  ///< as CallStats has it; "kernel"
+  std::string_view subject;    ///< the problem in a line, with its shapes; the kernel's expression
+  std::string_view backend, family;
+  std::string_view kernel;  ///< as CallStats has it; a kernel's origin, as KernelStats has it
+  std::string_view plan;    ///< what `explain` says of a call of forward or backward; else empty
+  std::uint64_t nanoseconds = 0;
+};
+
+/// Takes an event, whose texts are gone afterwards. Called by the threads that call the library, several at
+/// once; it must not throw.
+using EventSink = void (*)(const Event& event);
+
+/// From now on every kernel, and of the calls of each thread the first and then every `every`-th, is an event
+/// for `sink`. A null sink, or `every` of 0: none is, as before the first call. For the whole process.
+TANDEM_API void set_events(EventSink sink, unsigned every) noexcept;
 
 }  // namespace tandem

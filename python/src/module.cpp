@@ -189,6 +189,25 @@ void write_log(LogLevel level, const char* message) {
   }
 }
 
+// The library's events go to a Python function, kept as the log's.
+PyObject*& event_function() {
+  static PyObject* function = nullptr;
+  return function;
+}
+
+void write_event(const Event& e) {
+  if (Py_IsInitialized() == 0) return;
+  const nb::gil_scoped_acquire locked;
+  try {
+    const auto text = [](std::string_view view) { return nb::str(view.data(), view.size()); };
+    const nb::handle write(event_function());
+    write(text(e.operation), text(e.subject), text(e.backend), text(e.family), text(e.kernel), text(e.plan),
+          e.nanoseconds);
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("tandem's events");
+  }
+}
+
 // Raises tandem._errors.error(status, message), so that the exception classes are plain Python.
 void translate(const std::exception_ptr& exception, void* /*payload*/) {
   try {
@@ -323,6 +342,13 @@ void define_the_rest(nb::module_& m) {
         set_log(static_cast<LogLevel>(level), &write_log);
       },
       nb::arg("level"), nb::arg("write"));
+  m.def(
+      "set_events",
+      [](unsigned every, nb::object write) {
+        if (every > 0) event_function() = write.release().ptr();
+        set_events(&write_event, every);
+      },
+      nb::arg("every"), nb::arg("write").none());
   m.def("stats", &stats_info);
   m.def("stats_text", &stats_text);
   m.def("version", &version);

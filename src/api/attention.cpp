@@ -41,7 +41,8 @@ Call::Call(const BackwardArgs& args, const Execution& execution, Memory memory)
 
 void run(const Call& call, const Execution& execution) {
   const auto& [problem, plan] = call;
-  const Trace trace(problem, plan);
+  Trace trace(problem, plan);
+  trace.add_plan([&] { return explain(problem, plan, execution); });
   if (plan.backend == Device::Kind::cuda) {
     if (execution.workspace != nullptr) check_workspace(execution, plan.workspace_bytes);
     return gpu::run(*plan.gpu, execution.stream, execution.workspace);

@@ -158,14 +158,25 @@ bool Trace::is_logged() {
   return logs(LogLevel::debug);
 }
 
-void Trace::begin(const std::string& text) const {
+void Trace::begin(std::string text) {
   log(LogLevel::debug, "{}", text);
   if (range_) gpu::begin_range("tandem " + text);
+  if (sampled_) summary_ = std::move(text);
+  start_ = ticks();
 }
 
 Trace::~Trace() {
-  count_call(kind_, work_, ticks() - start_);
+  const std::uint64_t spent = ticks() - start_;
+  count_call(kind_, work_, spent);
   if (range_) gpu::end_range();
+  if (!sampled_) return;
+  send_event({.operation = kind_.operation,
+              .subject = summary_,
+              .backend = kind_.backend,
+              .family = kind_.family,
+              .kernel = kind_.kernel,
+              .plan = plan_,
+              .nanoseconds = nanoseconds_of(spent)});
 }
 
 }  // namespace tandem

@@ -48,6 +48,13 @@ class Trace {
   template <typename AnyProblem>
   explicit Trace(const AnyProblem& problem) : Trace(problem, kind_of(problem)) {}
   ~Trace();
+  /// What explain says, which `text()` is asked for where the call is sampled.
+  template <typename Text>
+  void add_plan(Text&& text) {
+    if (!sampled_) return;
+    plan_ = text();
+    start_ = ticks();  // the call's time is without it
+  }
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
@@ -56,16 +63,18 @@ class Trace {
   template <typename AnyProblem>
   Trace(const AnyProblem& problem, const CallKind& kind)
       : kind_(kind), work_(work_of(problem)), range_(ranges_are_watched()) {
-    if (range_ || is_logged()) begin(summary(problem));
+    if (range_ || sampled_ || is_logged()) begin(summary(problem));
   }
   static bool ranges_are_watched();
   static bool is_logged();
-  void begin(const std::string& text) const;
+  void begin(std::string text);
 
   CallKind kind_;
   CallWork work_;
   std::uint64_t start_ = ticks();
   bool range_ = false;
+  bool sampled_ = is_sampled();
+  std::string summary_, plan_;  ///< given where the call is sampled
 };
 
 }  // namespace tandem

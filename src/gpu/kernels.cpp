@@ -21,7 +21,17 @@ void report(const KernelName& name, Origin origin, std::chrono::steady_clock::ti
   const auto passed = std::chrono::steady_clock::now() - start;
   const std::chrono::duration<double> spent = passed;
   constexpr std::array names = {"memory", "shipped", "portable", "disk", "compiled"};
-  count_kernel(names[static_cast<std::size_t>(origin)], passed);
+  const char* const from = names[static_cast<std::size_t>(origin)];
+  count_kernel(from, passed);
+  if (events_are_watched()) {
+    send_event({.operation = "kernel",
+                .subject = name.expression,
+                .backend = "cuda",
+                .family = name.architecture,
+                .kernel = from,
+                .plan = {},
+                .nanoseconds = static_cast<std::uint64_t>(std::chrono::nanoseconds(passed).count())});
+  }
   const char* how = origin == Origin::compiled   ? "compiled"
                     : origin == Origin::disk     ? "read from disk"
                     : origin == Origin::portable ? "shipped as PTX, which the driver compiles,"

@@ -45,6 +45,10 @@ struct Shard {
 
 constinit std::atomic<Shard*> shards{nullptr};
 
+// A sink that was exchanged may still be called by calls that have begun.
+constinit std::atomic<EventSink> event_sink{nullptr};
+constinit std::atomic<unsigned> event_every{0};
+
 struct Owner {
   Shard* shard = nullptr;
   ~Owner() {
@@ -189,6 +193,30 @@ void count_kernel(const char* origin, std::chrono::nanoseconds spent) noexcept {
 
 void count_error(Status status, const char* rule) noexcept {
   if (Cell* cell = cell_of({Table::errors, {name_of(status), rule, "", ""}})) cell->add(count, 1);
+}
+
+void set_events(EventSink sink, unsigned every) noexcept {
+  event_sink = every == 0 ? nullptr : sink;
+  event_every = sink == nullptr ? 0 : every;
+}
+
+bool events_are_watched() noexcept {
+  return event_every.load(std::memory_order_relaxed) != 0;
+}
+
+bool is_sampled() noexcept {
+  const unsigned every = event_every.load(std::memory_order_relaxed);
+  if (every == 0) return false;
+  thread_local unsigned calls = 0;
+  return calls++ % every == 0;
+}
+
+void send_event(const Event& event) noexcept {
+  if (const EventSink sink = event_sink) sink(event);
+}
+
+std::uint64_t nanoseconds_of(std::uint64_t spent) noexcept {
+  return static_cast<std::uint64_t>(rate.now() * static_cast<double>(spent));
 }
 
 Stats stats() {

@@ -45,6 +45,14 @@ void count_call(const CallKind& kind, const CallWork& work, std::uint64_t ticks)
 void count_kernel(const char* origin, std::chrono::nanoseconds spent) noexcept;
 void count_error(Status status, const char* rule) noexcept;
 
+/// Whether anybody takes events. Costs a load.
+bool events_are_watched() noexcept;
+/// Whether this call of this thread is to be one.
+bool is_sampled() noexcept;
+void send_event(const Event& event) noexcept;
+/// `ticks` as nanoseconds.
+std::uint64_t nanoseconds_of(std::uint64_t ticks) noexcept;
+
 /// Throws an Error, counted by its rule: the format, which says what to do, too.
 template <typename... Values>
 [[noreturn]] void fail(Status status, fmt::format_string<Values...> rule, Values&&... values) {

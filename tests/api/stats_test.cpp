@@ -185,6 +185,28 @@ TEST(Stats, CostACallLittle) {
   EXPECT_LT(least, 150.0);
 }
 
+std::vector<std::string>& events() {
+  static std::vector<std::string> seen;
+  return seen;
+}
+
+TEST(Stats, EventsAreEveryNthCallOfAThread) {
+  set_events(
+      [](const Event& e) {
+        events().push_back(fmt::format("{} {} {}: {}", e.operation, e.backend, e.kernel, e.subject));
+        EXPECT_NE(e.plan.find("backend cpu: the tensors are on the CPU"), std::string_view::npos) << e.plan;
+        EXPECT_GT(e.nanoseconds, 0U);
+      },
+      3);
+  for (int i = 0; i < 4; ++i) call();
+  std::thread([] { call(); }).join();
+  const std::string one = "forward cpu forward: forward f32 b1 q4 k4 h2/2 d8/8 causal";
+  EXPECT_EQ(events(), (std::vector<std::string>{one, one, one}));
+  set_events(nullptr, 3);
+  for (int i = 0; i < 4; ++i) call();
+  EXPECT_EQ(events().size(), 3U);
+}
+
 TEST(Stats, TextIsPrometheuss) {
   count_error(Status::runtime, "a rule with \"{}\"\nand \\");
   const std::string text = stats_text();

@@ -20,6 +20,7 @@
 #include "harness/error_of.hpp"
 #include "harness/runbook.hpp"
 #include "tandem/log.hpp"
+#include "tandem/stats.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -319,7 +320,12 @@ class FindKernel : public Cache {
     if (!directory.empty()) Cache::TearDown();
   }
   [[nodiscard]] bool found_from(Origin origin) const {
-    return in_child([&] { return find_kernel(kernel_of(config).name(config)).origin == origin; });
+    return in_child([&] {  // whose counters begin at 0
+      const Origin found = find_kernel(kernel_of(config).name(config)).origin;
+      const std::vector<KernelStats> counted = stats().kernels;
+      return found == origin && counted.size() == 1 && counted[0].kernels == 1 &&
+             counted[0].origin == (origin == Origin::disk ? "disk" : "compiled");
+    });
   }
 
   ForwardConfig config;  // too small for the shipped set
@@ -359,6 +365,15 @@ TEST_F(FindKernel, WorksWithoutACache) {
   EXPECT_TRUE(found_from(Origin::compiled));
 }
 
+TEST_F(FindKernel, IsAnEventButFromMemory) {
+  EXPECT_TRUE(in_child([&] {
+    static std::string seen;
+    set_events([](const Event& e) { seen += fmt::format("{} {} {};", e.operation, e.family, e.kernel); }, 1);
+    for (int i = 0; i < 2; ++i) find_kernel(kernel_of(config).name(config));
+    return seen == "kernel sm_90a compiled;";
+  }));
+}
+
 TEST_F(FindKernel, ThreadsThatRaceCompileOnce) {
   EXPECT_TRUE(in_child([&] {
     std::array<Origin, 4> origins{};
@@ -373,8 +388,10 @@ TEST_F(FindKernel, ThreadsThatRaceCompileOnce) {
         });
       }
     }
-    return std::count(origins.begin(), origins.end(), Origin::compiled) == 1 &&
-           std::count(origins.begin(), origins.end(), Origin::memory) == 3 &&
+    const std::vector<KernelStats> counted = stats().kernels;
+    return std::count(origins.begin(), origins.end(), Origin::compiled) == 1 && counted.size() == 2 &&
+           counted[0].kernels == 1 && counted[0].nanoseconds > 0 && counted[1].origin == "memory" &&
+           counted[1].kernels == 3 && std::count(origins.begin(), origins.end(), Origin::memory) == 3 &&
            std::count(kernels.begin(), kernels.end(), kernels[0]) == 4;
   }));
 }
