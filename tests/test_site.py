@@ -119,7 +119,7 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
 def test_the_reference_has_every_public_name_of_the_package(site: Path) -> None:
     page = (site / "reference" / "python.html").read_text()
     engines = ("integrations.sglang", "integrations.transformers", "integrations.vllm")
-    for module in ("", "flash_attn", "flash_attn2", "vllm_flash_attn", "jax", *engines):
+    for module in ("", "flash_attn", "flash_attn2", "vllm_flash_attn", "jax", "metrics", "tracing", *engines):
         path = (ROOT / "python" / "tandem").joinpath(*module.split("."))
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         exported = re.search(r"^__all__ = (\[.*?\])", path.read_text(), re.MULTILINE | re.DOTALL)
