@@ -53,6 +53,23 @@ TANDEM_DEVICE void sync_cluster() {
 #endif
 }
 
+/// The two halves of it, for blocks that are only to know of each other that they have begun, and have
+/// initialised and fenced their mbarriers: the arrival releases nothing else.
+TANDEM_DEVICE void arrive_cluster() {
+#if TANDEM_ON_DEVICE
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#else
+  emulator::arrive_cluster();
+#endif
+}
+TANDEM_DEVICE void wait_cluster() {
+#if TANDEM_ON_DEVICE
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#else
+  emulator::wait_cluster();
+#endif
+}
+
 /// All threads of a cluster of so many blocks.
 template <int blocks>
 TANDEM_DEVICE void sync_blocks() {

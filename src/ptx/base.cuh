@@ -121,17 +121,21 @@ TANDEM_DEVICE u32 grid_size_anew() {
 #endif
 }
 
-/// The address in the other CTA's shared memory (of a cluster of two) that corresponds to `p` in this one's.
-TANDEM_DEVICE u32 other_shared_address(const void* p) {
+/// The address in the shared memory of block `rank` of the cluster that corresponds to `p` in this one's.
+TANDEM_DEVICE u32 cluster_address(const void* p, [[maybe_unused]] u32 rank) {
 #if TANDEM_ON_DEVICE
   u32 address;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                : "=r"(address)
-               : "r"(static_cast<u32>(__cvta_generic_to_shared(p))), "r"(block_index() % 2 ^ 1));
+               : "r"(static_cast<u32>(__cvta_generic_to_shared(p))), "r"(rank));
   return address;
 #else
   return emulator::shared_address(p);
 #endif
+}
+/// In that of the other block of a cluster of two.
+TANDEM_DEVICE u32 other_shared_address(const void* p) {
+  return cluster_address(p, block_index() % 2 ^ 1);
 }
 
 /// The block's dynamic shared memory, 1024-byte aligned as 128-byte swizzled tiles need it.

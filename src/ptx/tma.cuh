@@ -5,6 +5,7 @@
 
 #include "config/types.hpp"
 #include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
 
 namespace tandem::ptx {
 
@@ -108,6 +109,30 @@ TANDEM_DEVICE void bulk_send(void* target, const void* source, u32 bytes, Mbarri
       : "memory");
 #else
   emulator::bulk_send(target, source, bytes, &bar);
+#endif
+}
+
+/// Starts storing to what corresponds to `target` in block `rank` of the cluster; credited to `bar` there.
+/// What that block sends when it has waited for it comes behind all that this thread has read before.
+TANDEM_DEVICE void store_async(u32 rank, Float4* target, const Float4& value, Mbarrier& bar) {
+#if TANDEM_ON_DEVICE
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          cluster_address(target, rank)),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(cluster_address(&bar, rank))
+      : "memory");
+#else
+  emulator::store_async(rank, target, &value, sizeof(value), &bar);
+#endif
+}
+TANDEM_DEVICE void store_async(u32 rank, Float2* target, const Float2& value, Mbarrier& bar) {
+#if TANDEM_ON_DEVICE
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+                   cluster_address(target, rank)),
+               "f"(value.x), "f"(value.y), "r"(cluster_address(&bar, rank))
+               : "memory");
+#else
+  emulator::store_async(rank, target, &value, sizeof(value), &bar);
 #endif
 }
 

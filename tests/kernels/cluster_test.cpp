@@ -273,8 +273,9 @@ TEST(ClusterLoads, ABlockThatEndsWhileTheOtherMayBeReachedIsAFault) {
     EXPECT_THAT(fault_of_loads<LoadMistake::ends_early>(seed), HasSubstr("sync_cluster is missing"));
 }
 
-TEST(Cluster, GridsWithoutPairsAreRefused) {
+TEST(Cluster, GridsThatClustersDoNotDivideAreRefused) {
   EXPECT_THAT(fault_of([] {}, {.blocks = 3, .cluster = 2}), HasSubstr("3 blocks in clusters of 2"));
+  EXPECT_THAT(fault_of([] {}, {.blocks = 32, .cluster = 32}), HasSubstr("32 blocks in clusters of 32"));
   EXPECT_THAT(fault_of([] { ptx::sync_cluster(); }, {}), HasSubstr("in a grid without"));
   EXPECT_THAT(fault_of(
                   [] {

@@ -13,7 +13,7 @@ void acquire(Thread& thread, const Barrier& b, std::uint32_t index, std::uint64_
   if (thread.phases_seen[index] == phases) return;
   thread.phases_seen[index] = phases;
   join(thread.clock, b.completed);
-  join(thread.other, b.other_completed);
+  join(thread.peers, b.peers_completed);
 }
 
 void arrive(Block& block, Barrier& b, const char* what) {
@@ -93,8 +93,8 @@ Barrier& Block::create_barrier(void* p, std::uint32_t arrivals) {
   b.arriving.resize(components_.count());
   b.completed.resize(components_.count());
   if (cluster_ != nullptr) {
-    b.other_arriving.resize(components_.count());
-    b.other_completed.resize(components_.count());
+    b.peers_arriving = peer_clocks();
+    b.peers_completed = peer_clocks();
   }
   for (Thread& t : threads_) t.phases_seen.push_back(0);
   shadow_.reserve_barrier(offset);
@@ -115,7 +115,12 @@ Barrier& Block::barrier(void* p, const char* what) {
 }
 
 void Block::initialised_barriers_fenced() {
-  for (Barrier& b : barriers_) b.init_fenced = b.init_fenced || b.init.component() == self().index;
+  Thread& thread = self();
+  tick();
+  thread.fenced_barriers = thread.clock[thread.index];
+  for (Barrier& b : barriers_) {
+    if (b.fenced == 0 && b.init.component() == thread.index) b.fenced = thread.fenced_barriers;
+  }
 }
 
 void Block::complete_phase_if_due(Barrier& b) {
@@ -125,7 +130,7 @@ void Block::complete_phase_if_due(Barrier& b) {
   b.pending = b.arrivals;
   b.arriving[components_.barrier(index)] = static_cast<std::uint32_t>(b.phase);
   join(b.completed, b.arriving);
-  join(b.other_completed, b.other_arriving);
+  join(b.peers_completed, b.peers_arriving);
   for (Thread* t : b.waiting) acquire(*t, b, index, b.phase);
   wake_all(b.waiting);
 }

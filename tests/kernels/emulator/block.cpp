@@ -53,7 +53,7 @@ Block::Block(std::uint32_t index, const Grid& grid, const Options& options,
     thread.index = t;
     thread.clock.resize(components_.count());
     thread.clock[t] = 1;
-    if (cluster != nullptr) thread.other.resize(components_.count());
+    if (cluster != nullptr) thread.peers = peer_clocks();
     thread.registers = initial_registers(grid);
     prepare(thread.context, stacks.bottom(t), &Block::thread_main);
     ready_.push_back(&thread);
@@ -141,9 +141,8 @@ void Block::run() {
     if (failure_) std::rethrow_exception(failure_);
     if (thread.state == Thread::State::finished) ++finished_;
   }
+  if (cluster_ != nullptr) leave_cluster();
   check_finished();
-  if (cluster_ != nullptr && !cluster_->finish(rank()))
-    fail("ended before what the other block of its cluster sent: sync_cluster is missing");
 }
 
 void Block::suspend(Wait wait) {
@@ -260,9 +259,6 @@ bool Block::has_waited_for_previous_grid() const {
 
 void Block::check_finished() {
   for (Tally& t : tallies_) t.flush();
-  // By luck alone the other block had not ended before.
-  if (reached_other_)
-    fail("ended after it had reached into the other block of the cluster: sync_cluster is missing");
   int registers = 0;
   bool released = false;
   bool claimed = false;
@@ -304,9 +300,9 @@ void launch(const std::function<void()>& kernel, const Grid& grid, const Options
     throw Fault(fmt::format("launch: {} bytes of shared memory; {} blocks that share {} have less each",
                             grid.shared_bytes, grid.blocks_per_sm, shared_limit));
   }
-  if (grid.cluster != 1 && (grid.cluster != Cluster::size || grid.blocks % Cluster::size != 0))
-    throw Fault(fmt::format("launch: {} blocks in clusters of {}; the emulator has pairs", grid.blocks,
-                            grid.cluster));
+  if (grid.cluster == 0 || grid.cluster > max_cluster || grid.blocks % grid.cluster != 0)
+    throw Fault(fmt::format("launch: {} blocks in clusters of {}, which are of 1 to {}", grid.blocks,
+                            grid.cluster, max_cluster));
   std::atomic<std::uint32_t> next{0};
   std::mutex mutex;
   std::exception_ptr failure;
@@ -324,7 +320,7 @@ void launch(const std::function<void()>& kernel, const Grid& grid, const Options
       if (block.has_waited_for_previous_grid()) waited = true;
     } catch (...) {
       failed();
-      if (cluster != nullptr) cluster->finish(index % Cluster::size);
+      if (cluster != nullptr) cluster->finish(index % grid.cluster);
     }
   };
   using Memory = std::unique_ptr<char, decltype(&std::free)>;
@@ -340,14 +336,17 @@ void launch(const std::function<void()>& kernel, const Grid& grid, const Options
         run(i, stacks, shared.get(), nullptr);
         continue;
       }
-      Cluster cluster;
-      std::thread other([&] {
-        Stacks own_stacks(grid.threads);
-        const Memory own = memory();
-        run(i + 1, own_stacks, own.get(), &cluster);
-      });
+      Cluster cluster(grid.cluster);
+      std::vector<std::thread> peers;
+      for (unsigned rank = 1; rank < grid.cluster; ++rank) {
+        peers.emplace_back([&, rank] {
+          Stacks own_stacks(grid.threads);
+          const Memory own = memory();
+          run(i + rank, own_stacks, own.get(), &cluster);
+        });
+      }
       run(i, stacks, shared.get(), &cluster);
-      other.join();
+      for (std::thread& t : peers) t.join();
     }
   };
   std::vector<std::thread> others;

@@ -38,7 +38,7 @@ struct Thread {
   State state = State::ready;
   Context context;
   Clock clock;
-  Clock other;  ///< what it knows of the other block of its cluster
+  Clocks peers;  ///< what it knows of the other blocks of its cluster
   Wait wait;
   std::vector<std::uint64_t> phases_seen;  ///< by mbarrier: how many completed phases its waits have seen
   MatrixThread matrix;
@@ -60,9 +60,12 @@ struct Thread {
     std::size_t bytes;
     std::uint32_t group;  ///< that it is in
   };
-  std::vector<Copy> copies;          ///< in their order
-  std::uint32_t copy_groups = 0;     ///< committed
-  bool previous_grid_ended = false;  ///< it has waited for it
+  std::vector<Copy> copies;           ///< in their order
+  std::uint32_t copy_groups = 0;      ///< committed
+  bool previous_grid_ended = false;   ///< it has waited for it
+  std::uint32_t fenced_barriers = 0;  ///< its clock when it last fenced mbarriers that it had initialised
+  bool cluster_arrived = false;       ///< at the cluster's barrier, where it has not waited yet
+  std::uint64_t cluster_barrier = 0;  ///< which of them, from 1
 };
 
 struct Barrier {
@@ -73,11 +76,12 @@ struct Barrier {
   std::uint64_t phase = 0;
   std::uint32_t copies = 0;  ///< in flight
   Event init;
-  bool init_fenced = false;
-  Clock arriving;        ///< what this phase's arrivals have seen
-  Clock completed;       ///< what a wait hands on
-  Clock other_arriving;  ///< the same of the other block of the cluster
-  Clock other_completed;
+  std::uint32_t fenced = 0;  ///< the initialising thread's clock at the fence behind it
+  std::uint64_t stored = 0;  ///< the last phase, from 1, that stores of the cluster's blocks belong to
+  Clock arriving;            ///< what this phase's arrivals have seen
+  Clock completed;           ///< what a wait hands on
+  Clocks peers_arriving;     ///< the same of the other blocks of the cluster
+  Clocks peers_completed;
   std::vector<Thread*> waiting;
 };
 
@@ -146,14 +150,21 @@ class Block {
   void order_after_others() { after_others_ = true; }
   [[nodiscard]] bool after_others() const { return after_others_; }
   [[nodiscard]] char* shared() const { return shared_; }
-  [[nodiscard]] std::uint32_t rank() const { return index_ % Cluster::size; }
+  [[nodiscard]] std::uint32_t rank() const { return index_ % grid_.cluster; }
+  /// The other block's, in a cluster of two; throws in others.
+  std::uint32_t other_rank();
   /// Throws where there is none.
   Cluster& cluster();
   /// A thread is about to use the other block's shared memory, which that block must outlive.
   void reach_other() { reached_other_ = true; }
-  void send_other(Message message);
-  /// The running thread waits until all threads of the cluster's blocks have come.
-  void join_cluster();
+  /// Throws unless the running thread knows that the block of that rank has begun.
+  void reach(std::uint32_t to);
+  void send(std::uint32_t to, Message message);
+  /// What the thread knows of all blocks of the cluster, this one included.
+  [[nodiscard]] Clocks known(const Thread& thread) const;
+  /// The running thread arrives at the cluster's barrier, and tells `known` to who waits there.
+  void arrive_cluster(const Clocks& known);
+  void wait_cluster();
   [[nodiscard]] std::uint32_t elected_lane() const { return elected_lane_; }
 
   /// Offset of p in dynamic shared memory; throws unless all `bytes` lie in it.
@@ -203,8 +214,12 @@ class Block {
   void run_due_actions();
   void receive();
   void apply(const Message& message);
+  void learn_joined(Thread& thread);
   void check_finished();
+  /// Throws where another block of the cluster may still reach into this one, or this one may into another.
+  void leave_cluster();
   void prepare_recording();
+  [[nodiscard]] Clocks peer_clocks() const;
   [[noreturn]] void report_deadlock();
   [[nodiscard]] std::string describe(const Thread& thread) const;
 
@@ -221,8 +236,10 @@ class Block {
   Cluster* cluster_;
   std::vector<Thread*> cluster_waiting_;
   bool reached_other_ = false;  ///< since the cluster's last barrier
-  Clock cluster_seen_;
-  Clock cluster_other_seen_;
+  Clocks cluster_seen_;         ///< of those that have arrived at the barrier
+  Clocks cluster_joined_;       ///< what the last barrier has told
+  std::size_t cluster_arrivals_ = 0;
+  std::uint64_t cluster_barriers_ = 0;  ///< at which all have come
   std::uint64_t random_state_;
   std::uint32_t elected_lane_ = 0;
   std::vector<Thread> threads_;

@@ -24,6 +24,11 @@ using Clock = std::vector<std::uint32_t>;
 
 void join(Clock& into, const Clock& from);
 
+/// What is known of the blocks of a cluster, by rank; of who knows it empty.
+using Clocks = std::vector<Clock>;
+
+void join(Clocks& into, const Clocks& from);
+
 /// A moment on one component, packed: what a word of shared memory remembers of its last writer. 0: never.
 struct Event {
   static constexpr std::uint32_t clock_bits = 20;

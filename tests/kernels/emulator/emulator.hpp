@@ -38,6 +38,8 @@ std::uint32_t shared_address(const void* p);
 
 void sync_block();
 void sync_cluster();
+void arrive_cluster();
+void wait_cluster();
 void named_barrier_sync(int id, int threads);
 void named_barrier_arrive(int id, int threads);
 void fence_async_shared();
@@ -59,6 +61,7 @@ void copy_async(void* shared, const void* global, std::size_t bytes);
 void wait_for_copies();
 void commit_copies();
 void wait_for_copy_groups(int pending);
+void store_async(std::uint32_t to, void* target, const void* data, std::uint32_t bytes, void* bar);
 void bulk_send(void* target, const void* source, std::uint32_t bytes, void* bar);
 void bulk_store(float* global, const void* shared, std::uint32_t bytes);
 void bulk_reduce_add(float* global, const void* shared, std::uint32_t bytes);

@@ -42,7 +42,7 @@ struct Grid {
   unsigned threads = 128;  ///< a multiple of 32, at most 512
   std::size_t shared_bytes = 0;
   unsigned blocks_per_sm = 1;  ///< that share its registers and shared memory
-  unsigned cluster = 1;        ///< or 2: blocks of a cluster
+  unsigned cluster = 1;        ///< blocks of a cluster, at most 16
 };
 
 struct Options {

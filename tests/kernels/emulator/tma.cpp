@@ -155,7 +155,7 @@ void credit(Block& block, Barrier& b, std::uint64_t issued_in, std::uint32_t byt
 /// The barrier of a copy that is about to start.
 Barrier& loading_barrier(Block& block, void* bar, const char* what) {
   Barrier& b = block.barrier(bar, what);
-  if (!b.init_fenced) {
+  if (b.fenced == 0) {
     block.fail(
         fmt::format("{}: mbarrier +{} is not visible to TMA: its thread has not called "
                     "fence_mbarrier_init",
@@ -252,16 +252,17 @@ void load(void* shared, const TensorMap& map, void* bar, const int (&origin)[4],
   record({.kind = Step::Kind::load, .thing = b.offset, .number = b.phase, .amount = box.bytes()});
   ++b.copies;
   if (both) {
+    const std::uint32_t other = block.other_rank();
     block.reach_other();
     Message message{.kind = Message::Kind::copy,
                     .barrier = b.offset,
                     .target = box.shared,
-                    .own = self.other,
-                    .other = Clock(self.clock.size())};
-    block.later([&block, box, message = std::move(message)]() mutable {
+                    .own = self.peers[other],
+                    .known = Clocks(2)};
+    block.later([&block, other, box, message = std::move(message)]() mutable {
       message.data.resize(box.bytes());
       copy_in(box, message.data.data());
-      block.send_other(std::move(message));
+      block.send(other, std::move(message));
     });
   }
   block.later([&block, &b, box, phase = b.phase] {

@@ -31,12 +31,12 @@ const char* name(Operation operation) {
 void join_lanes(Warp& warp, Thread& last) {
   for (Thread* t : warp.waiting) {
     join(last.clock, t->clock);
-    join(last.other, t->other);
+    join(last.peers, t->peers);
   }
   for (Thread* t : warp.waiting) {
     // Own components keep their own value: it is the largest anywhere.
     join(t->clock, last.clock);
-    join(t->other, last.other);
+    join(t->peers, last.peers);
   }
 }
 
