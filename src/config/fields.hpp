@@ -115,7 +115,7 @@ struct MembersOf<Sm80ForwardConfig>
               &Sm80ForwardConfig::keys, &Sm80ForwardConfig::transform, &Sm80ForwardConfig::schedule,
               &Sm80ForwardConfig::functions> {};
 template <>
-struct MembersOf<DecodeSchedule> : Members<&DecodeSchedule::split> {};
+struct MembersOf<DecodeSchedule> : Members<&DecodeSchedule::split, &DecodeSchedule::cluster> {};
 template <>
 struct MembersOf<DecodeConfig>
     : Members<&DecodeConfig::tiling, &DecodeConfig::stages, &DecodeConfig::q_stages, &DecodeConfig::mask,

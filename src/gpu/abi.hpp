@@ -40,6 +40,7 @@ enum class FunctionAttribute : int {
   num_regs = 4,
   max_dynamic_shared_size_bytes = 8,
   preferred_shared_memory_carveout = 9,
+  non_portable_cluster_size_allowed = 14,
 };
 
 enum class LaunchAttributeId : int {

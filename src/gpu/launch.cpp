@@ -186,7 +186,15 @@ LoadedKernel loaded_kernel(int device, const KernelSpec& kernel, const KernelCon
   find_kernel(name);  // several may be compiled at once, and are then loaded one by one
   const std::lock_guard lock(all.loading);
   if (LoadedKernel known = all.find(key); known.function != nullptr) return known;
-  LoadedKernel loaded = load_kernel(device, name, kernel.block(config).shared_bytes);
+  const BlockShape shape = kernel.block(config);
+  LoadedKernel loaded = load_kernel(device, name, shape.shared_bytes);
+  constexpr int portable_cluster = 8;  // blocks, which every GPU with clusters takes
+  if (shape.cluster > portable_cluster) {
+    const ContextGuard guard(device);
+    check(driver().function_set_attribute(loaded.function,
+                                          abi::FunctionAttribute::non_portable_cluster_size_allowed, 1),
+          "cuFuncSetAttribute");
+  }
   if (takes_functions(config)) {
     loaded.use = std::make_shared<KernelUse>();
     loaded.use->name = std::move(name);

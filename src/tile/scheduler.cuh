@@ -255,6 +255,22 @@ TANDEM_DEVICE void locate_keys(const ForwardParams& p, TileIndex& t) {
   if (!exists) t.seqlen_k = 0;
 }
 
+/// The keys of the tile's sequence. All lanes of a warp call.
+template <KeySource keys>
+TANDEM_DEVICE void locate_sequence(const ForwardParams& p, TileIndex& t) {
+  const SequenceRows k =
+      other_side({p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k}, t.batch);
+  t.begin_k = k.begin;
+  t.seqlen_k = k.used;
+  locate_keys<keys>(p, t);
+  if constexpr (keys == KeySource::entries || keys == KeySource::padded_pages) {
+    // All lanes have the same, which ptxas does not see.
+    t.batch_k = ptx::warp_uniform(t.batch_k);
+    t.begin_k = ptx::warp_uniform(t.begin_k);
+    t.seqlen_k = ptx::warp_uniform(t.seqlen_k);
+  }
+}
+
 /// Tiles of a varlen batch, each sequence's longest first.
 template <Tiling T, KeySource keys>
 struct VarlenTiles {
@@ -270,17 +286,7 @@ struct VarlenTiles {
     t.begin_q = b.rows.begin;
     t.seqlen_q = b.rows.used;
     t.end_q = b.rows.end - b.rows.begin;
-    const SequenceRows k =
-        other_side({p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k}, b.batch);
-    t.begin_k = k.begin;
-    t.seqlen_k = k.used;
-    locate_keys<keys>(p, t);
-    if constexpr (keys == KeySource::entries || keys == KeySource::padded_pages) {
-      // All lanes have the same, which ptxas does not see.
-      t.batch_k = ptx::warp_uniform(t.batch_k);
-      t.begin_k = ptx::warp_uniform(t.begin_k);
-      t.seqlen_k = ptx::warp_uniform(t.seqlen_k);
-    }
+    locate_sequence<keys>(p, t);
     return true;
   }
 };

@@ -48,10 +48,12 @@ namespace tandem {
 /// The tiles that a CTA computes, but for lists.
 template <auto C>
 using RangeTiles = typename Select<
-    C.schedule.split, tile::SplitQueryTiles<C.tiling, C.mask, C.keys, C.schedule.invariant, C.pairs>,
-    typename Select<C.schedule.invariant,
-                    tile::QueryTilesBySplit<C.tiling, C.mask, C.schedule.dynamic, C.keys>,
-                    tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic, C.keys>>::type>::type;
+    (sharing_ctas<C> > 1), tile::ClusterQueryTiles<C.tiling, C.mask, C.keys, sharing_ctas<C>>,
+    typename Select<
+        C.schedule.split, tile::SplitQueryTiles<C.tiling, C.mask, C.keys, C.schedule.invariant, C.pairs>,
+        typename Select<C.schedule.invariant,
+                        tile::QueryTilesBySplit<C.tiling, C.mask, C.schedule.dynamic, C.keys>,
+                        tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic, C.keys>>::type>::type>::type;
 /// The tiles that a CTA computes.
 template <auto C>
 using ForwardTiles =

@@ -164,9 +164,60 @@ struct SplitQueryTiles {
   }
 };
 
+/// The tiles of a cluster of `ctas` CTAs, one after another, and of the blocks of each the share of this CTA.
+template <Tiling T, Mask M, KeySource keys, int ctas>
+struct ClusterQueryTiles {
+  const ForwardParams& p;
+  VarlenTiles<T, keys> packed;
+  int number = static_cast<int>(ptx::block_index()) / ctas;
+
+  TANDEM_DEVICE ClusterQueryTiles(const ForwardParams& params, DynamicScheduler::Shared&) : p(params) {}
+
+  template <bool producer>
+  TANDEM_DEVICE bool next(QueryTile& t, bool /*leader*/) {
+    if (!(p.packed_q ? packed.locate(p, number, t.index) : locate(t.index))) return false;
+    number += static_cast<int>(ptx::grid_size()) / ctas;
+    t.visible = visible_of<M>(p, t.index);
+    const int queries = queries_of_tile<T>(p);
+    t.blocks = BlockRange::of<T.block_n>(t.visible, t.index.m * queries, (t.index.m + 1) * queries);
+    const int rank = static_cast<int>(ptx::block_index()) % ctas;
+    const int first = t.blocks.first;
+    const int count = max(t.blocks.end - first, 0);
+    t.blocks.first = first + count * rank / ctas;
+    t.blocks.end = first + count * (rank + 1) / ctas;
+    return true;
+  }
+
+ private:
+  /// Where all sequences have as many rows of q, no walk over their lengths is needed.
+  TANDEM_DEVICE bool locate(TileIndex& t) const {
+    const int tiles = p.heads_q * p.m_blocks;
+    if (number >= p.batch * tiles) return false;
+    t.batch = number / tiles;
+    const int within = number - t.batch * tiles;
+    t.head = within / p.m_blocks;
+    t.m = within - t.head * p.m_blocks;
+    const SequenceRows q = sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, t.batch);
+    t.begin_q = q.begin;
+    t.seqlen_q = q.used;
+    t.end_q = q.end - q.begin;
+    locate_sequence<keys>(p, t);
+    return true;
+  }
+};
+
 }  // namespace tandem::tile
 
 namespace tandem {
+
+/// CTAs of a cluster that share a tile's keys.
+template <auto C>
+constexpr int sharing_ctas = 1;
+template <auto C>
+requires requires {
+  C.schedule.cluster;
+}
+constexpr int sharing_ctas<C> = C.schedule.cluster;
 
 /// What the Config's mask reads.
 template <auto C>

@@ -6,18 +6,16 @@
 
 namespace tandem {
 
-/// Rows of a tile, warps that share the keys of a block, and what they exchange at a tile's end: O of some
-/// columns, rows being so many floats apart that four of them lie in different banks, and each row's
-/// reference and sum. More columns would leave no room for a second CTA.
+/// Rows of a tile, and warps that share the keys of a block.
 constexpr int decode_rows = 16;
 constexpr int decode_warps = 4;
-constexpr int decode_columns = 16;
-constexpr int decode_row_floats = 24;
-constexpr int decode_exchange_bytes = decode_warps * decode_rows * (decode_row_floats + 2) * 4;
 
 struct DecodeSchedule {
   static constexpr bool dynamic = false, pingpong = false, output_late = false, invariant = false;
   bool split = false;  ///< as ForwardSchedule has it
+  /// CTAs of a cluster that share the keys of a tile, and merge what they have of it in shared memory, so
+  /// that no kernel has to follow. Without split.
+  int cluster = 1;
 
   constexpr bool operator==(const DecodeSchedule&) const = default;
 };
@@ -46,15 +44,30 @@ struct DecodeConfig {
   [[nodiscard]] static constexpr int byte_stages() { return 0; }
   [[nodiscard]] constexpr int tile_stages() const { return stages; }
   [[nodiscard]] static constexpr int consumers() { return 1; }
-  [[nodiscard]] static constexpr int cluster() { return 1; }
+  [[nodiscard]] constexpr int cluster() const { return schedule.cluster; }
   [[nodiscard]] static constexpr int warps_of_k() { return decode_warps; }
   [[nodiscard]] static constexpr int warps_of_v() { return decode_warps; }
   [[nodiscard]] static constexpr int threads() { return 32 * (decode_warps + 1); }
 };
 
+/// What warps exchange at a tile's end: O of so many columns at a time, and each row's reference and sum.
+/// More columns would leave no room for a second CTA beside three stages; in clusters, for short calls, there
+/// are two. Rows are so many floats apart that four of them lie in different banks.
+constexpr int decode_columns(const DecodeConfig& c) {
+  return c.cluster() == 1 ? 16 : c.tiling.head_dim_v % 64 == 0 ? 64 : 32;
+}
+constexpr int decode_row_floats(const DecodeConfig& c) {
+  return decode_columns(c) + 8;
+}
+/// What the CTAs of a cluster send each, of two tiles: their columns of O, references and sums; two barriers.
+constexpr int decode_parts_bytes(const DecodeConfig& c) {
+  return c.cluster() == 1 ? 0 : 2 * (decode_rows * (c.tiling.head_dim_v * 4 + c.cluster() * 8) + 8);
+}
+
 /// Dynamic shared memory of the kernel.
 constexpr int forward_shared_bytes(const DecodeConfig& c) {
-  return loaded_shared_bytes(c) + (decode_exchange_bytes + 1023) / 1024 * 1024;
+  const int exchange = decode_warps * decode_rows * (decode_row_floats(c) + 2) * 4;
+  return loaded_shared_bytes(c) + (exchange + decode_parts_bytes(c) + 1023) / 1024 * 1024;
 }
 
 /// CTAs of the kernel that an SM holds: 227 KB of shared memory are theirs, of which the system takes 1 KB

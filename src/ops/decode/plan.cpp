@@ -60,6 +60,15 @@ std::string forward_objection(const DecodeConfig& c) {
   if (c.tiling.block_n % (16 * decode_warps) != 0)
     return fmt::format("block_n {} is not a multiple of {}: each of {} warps takes 16 keys at a time",
                        c.tiling.block_n, 16 * decode_warps, decode_warps);
+  if (const int ctas = c.schedule.cluster; ctas != 1) {
+    if (ctas < 2 || ctas > 16 || (ctas & (ctas - 1)) != 0)
+      return fmt::format("cluster {} is not 1, 2, 4, 8 or 16", ctas);
+    if (c.schedule.split) return fmt::format("cluster {} takes no split: its CTAs merge a tile's keys", ctas);
+    if (!c.mask.varlen) return fmt::format("cluster {} takes varlen, whose walk knows the lengths", ctas);
+    if (c.tiling.head_dim_v % (4 * ctas) != 0)
+      return fmt::format("cluster {} takes head dimensions of v that are multiples of {}, not {}", ctas,
+                         4 * ctas, c.tiling.head_dim_v);
+  }
   if (c.row_scales && c.tiling.block_n > 16 * decode_warps)
     return "scales by row take blocks of 64 keys in decode, half as many a warp as it has lanes";
   return tiles_objection(c);

@@ -247,6 +247,9 @@ WorkDivision divide_work(const Problem& p, const Config& config, int multiproces
     d.part_outputs = (items + kept) * d.part_rows * tiling.head_dim_v;
     d.part_sums = (items + kept * config.column_parts) * d.part_rows;
     if (most_items(p, tiling, split_size) > 1) d.combine_ctas = tiles * (d.part_rows / combine_rows) + 1;
+  } else if (!config.schedule.split && config.cluster() > 1) {
+    d.ctas *= config.cluster();
+    d.part_rows = as_int(TileRows(p, tiling).to_merge(p));
   } else if (config.schedule.split) {
     const std::int64_t blocks = std::max<std::int64_t>(1, blocks_of(p.rows_k, tiling.block_n));
     const Sharing sharing(config, multiprocessors);

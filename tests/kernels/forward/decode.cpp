@@ -15,6 +15,12 @@ constexpr DecodeConfig wide_block() {
   return c;
 }
 
+/// CTAs of clusters that share a tile's keys, and merge what they have of it.
+constexpr DecodeConfig in_cluster(int ctas, DecodeConfig c) {
+  c.schedule = {.split = false, .cluster = ctas};
+  return c;
+}
+
 }  // namespace
 
 std::span<const EmulatedForward> decode_forwards() {
@@ -37,7 +43,19 @@ std::span<const EmulatedForward> decode_forwards() {
               by_sequence(decoding(Element::bf16, 64, KeySource::rows, false, false)),
               f32_out(decoding(Element::bf16, 64, KeySource::rows, true, true)),
               f32_out(decoding(Element::f16, 64, KeySource::pages, false, true)),
-              f32_out(by_sequence(decoding(Element::bf16, 64, KeySource::pages, true, true)))>();
+              f32_out(by_sequence(decoding(Element::bf16, 64, KeySource::pages, true, true))),
+              in_cluster(2, decoding(Element::bf16, 64, KeySource::rows, false, true)),
+              in_cluster(4, decoding(Element::f16, 64, KeySource::rows, false, false)),
+              in_cluster(16, decoding(Element::bf16, 64, KeySource::rows, false, false)),
+              in_cluster(4, decoding(Element::bf16, 64, KeySource::pages, false, true)),
+              in_cluster(2, decoding(Element::bf16, 64, KeySource::entries, false, true)),
+              in_cluster(2, decoding(Element::bf16, 64, KeySource::padded_pages, false, false)),
+              in_cluster(8, decoding(Element::bf16, 192, KeySource::rows, false, true)),
+              in_cluster(2, decoding(Element::bf16, 256, KeySource::pages, false, false)),
+              in_cluster(4,
+                         decoding(Element::bf16, 64, KeySource::rows, false, true, ScoreTransform::softcap)),
+              in_cluster(2, by_sequence(decoding(Element::bf16, 64, KeySource::pages, false, true))),
+              in_cluster(2, f32_out(decoding(Element::bf16, 64, KeySource::rows, false, false)))>();
   return kernels;
 }
 

@@ -239,7 +239,8 @@ struct ForwardLoader {
   }
   static TANDEM_DEVICE int lane() { return static_cast<int>(ptx::thread_index()) % warp_size; }
   TANDEM_DEVICE ptx::CacheHint hint() const {
-    return tile::hint_of<C.schedule.split, C.tiling, C.cluster()>(p, t.index);
+    return tile::hint_of < C.schedule.split || (sharing_ctas<C> > 1), C.tiling,
+           C.pairs ? 2 : 1 > (p, t.index);
   }
   /// Loads Q; the first K follows Q of the first warpgroup.
   TANDEM_DEVICE void load_q() {
@@ -290,7 +291,12 @@ TANDEM_DEVICE void begin_forward(const ForwardParams& p, Shared& shared, Forward
       tile::clear_unfilled<C.tiling>(q, p, static_cast<int>(ptx::thread_index()), C.threads());
     }
   }
-  ptx::sync_blocks<C.cluster()>();
+  if constexpr (sharing_ctas < C >> 1) {
+    ptx::sync_block();
+    ptx::arrive_cluster();  // waited for where the CTAs meet
+  } else {
+    ptx::sync_blocks<C.cluster()>();
+  }
   if constexpr (C.schedule.split) ptx::launch_next_grid();
 }
 
