@@ -7,7 +7,8 @@
 //   seqlen_k=seqlen head_dim=128
 //                          head_dim_v=head_dim causal=0 window_left=-1 softcap=0 deterministic=0 (backward),
 //                          and any field of the pass's Config by its name. lengths=131072,1000x16 packs
-//                          sequences of these lengths (1000 of 16) in place of batch and seqlen
+//                          sequences of these lengths (1000 of 16) in place of batch and seqlen;
+//                          device_lengths=1 gives seqlen_k as lengths that the device reads, too
 //                          -> {"flops": of one call, "config": "...", "first_call_ms": compile, load and run,
 //                          "memory_bytes": of the device that tensors, workspace and call took,
 //                          "share_of_bound": the error of a sample of the results, which is at most 1, or -1
@@ -162,6 +163,7 @@ class Bench {
       pack(parse_lengths(at->second));
       words.erase(at);
     }
+    if (take(words, "device_lengths", 0) != 0) use_all_keys();
     AttentionOptions& options = args_.options;
     options.causal = take(words, "causal", 0) != 0;
     options.window_left = take(words, "window_left", -1);
@@ -225,6 +227,15 @@ class Bench {
     rows_q_ = rows_k_ = offsets.back();
     args_.cu_seqlens_q = args_.cu_seqlens_k =
         ConstTensor(offsets_.data(), DType::i64, {static_cast<std::int64_t>(offsets.size())}, cuda);
+  }
+
+  /// Gives the lengths of all keys of each sequence.
+  void use_all_keys() {
+    const std::vector<std::int64_t> used(static_cast<std::size_t>(batch_), rows_k_);
+    used_ = gpu::DeviceBuffer(0, used.size() * sizeof(used[0]));
+    used_.copy_from_host(used.data(), used_.bytes());
+    gpu::synchronize(0);
+    args_.seqused_k = ConstTensor(used_.data(), DType::i64, {batch_}, cuda);
   }
 
   /// `in`: of q, k and v.
@@ -332,7 +343,7 @@ class Bench {
   Problem p_;
   gpu::Steps steps_;
   std::vector<gpu::DeviceBuffer> tensors_;
-  gpu::DeviceBuffer offsets_, workspace_;
+  gpu::DeviceBuffer offsets_, used_, workspace_;
   gpu::Stream stream_{0};
   gpu::Event start_{0};
   gpu::Event end_{0};

@@ -72,7 +72,8 @@ std::vector<unsigned char> run_on_gpu(const TruthInputs& in, TruthSection first,
       kernel_tests::truth_params({bf16.data(), f16.data(), numbers.data(), out.data()}, &encode_tensor_map);
   for (int i = static_cast<int>(first); i <= static_cast<int>(last); ++i) {
     params.section = section_at(i);
-    launch(kernel, {.grid = 1, .threads = kernel_tests::truth_threads}, &params);
+    const auto ctas = static_cast<unsigned int>(kernel_tests::truth_ctas(params.section));
+    launch(kernel, {.grid = ctas, .threads = kernel_tests::truth_threads, .cluster = ctas}, &params);
     synchronize(0);
   }
   out.copy_to_host(results.data(), results.size());
@@ -88,9 +89,13 @@ std::vector<unsigned char> run_in_emulator(TruthInputs& in, TruthSection section
   TruthParams params = kernel_tests::truth_params(
       {in.bf16.data(), in.f16.data(), in.numbers.data(), results.data()}, &emulator::encode);
   params.section = section;
-  emulator::launch(
-      &kernel_tests::hardware_truth, params,
-      {.threads = kernel_tests::truth_threads, .shared_bytes = sizeof(kernel_tests::TruthShared)}, options);
+  const auto ctas = static_cast<unsigned>(kernel_tests::truth_ctas(section));
+  emulator::launch(&kernel_tests::hardware_truth, params,
+                   {.blocks = ctas,
+                    .threads = kernel_tests::truth_threads,
+                    .shared_bytes = sizeof(kernel_tests::TruthShared),
+                    .cluster = ctas},
+                   options);
   return results;
 }
 

@@ -104,7 +104,8 @@ const char* name_of(TruthSection section) {
                                                  "store_b64",
                                                  "store_b128",
                                                  "reduce_add",
-                                                 "copies"};
+                                                 "copies",
+                                                 "cluster_stores"};
   return names[static_cast<int>(section)];
 }
 

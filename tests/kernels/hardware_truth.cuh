@@ -125,6 +125,27 @@ TANDEM_DEVICE void truth_copies(Truth& t) {
   t.record_shared(t.s.stage + 16 * truth_threads, 4 * truth_threads);
 }
 
+/// Stores of each CTA of a cluster to all of them, itself included.
+TANDEM_DEVICE void truth_cluster_stores(Truth& t) {
+  const u32 rank = ptx::block_index();
+  auto* const four = reinterpret_cast<ptx::Float4*>(t.s.stage);
+  auto* const two = reinterpret_cast<ptx::Float2*>(four + truth_cluster * truth_senders);
+  ptx::arrive_cluster();
+  ptx::wait_cluster();
+  if (t.thread == 0) ptx::mbarrier_arrive_expect(t.s.bar, truth_received_words * 4);
+  if (t.thread < truth_senders) {
+    const u32 to_place = rank * truth_senders + static_cast<u32>(t.thread);
+    for (u32 to = 0; to < truth_cluster; ++to) {
+      const auto number = static_cast<float>(100 * to_place + to);
+      ptx::store_async(to, four + to_place, {number, number + 0.25F, -number, 1.0F}, t.s.bar);
+      ptx::store_async(to, two + to_place, {number + 0.5F, 2.0F}, t.s.bar);
+    }
+  }
+  ptx::mbarrier_wait(t.s.bar, 0);
+  t.out = t.p.late + truth_copied_words + rank * truth_received_words;
+  t.record_shared(t.s.stage, truth_received_words);
+}
+
 TANDEM_KERNEL __launch_bounds__(truth_threads, 1) hardware_truth(const __grid_constant__ TruthParams p) {
   auto& s = *reinterpret_cast<TruthShared*>(ptx::dynamic_shared());
   if (ptx::thread_index() == 0) {
@@ -160,6 +181,7 @@ TANDEM_KERNEL __launch_bounds__(truth_threads, 1) hardware_truth(const __grid_co
     case TruthSection::store_b64: truth_store(t, p.target[1], 32, false, 40, 16); break;
     case TruthSection::store_b128: truth_store(t, p.target[2], 64, false, 100, 72); break;
     case TruthSection::copies: truth_copies(t); break;
+    case TruthSection::cluster_stores: truth_cluster_stores(t); break;
     case TruthSection::reduce_add: truth_store(t, p.sum, 64, true, 120, 104); break;
   }
 }

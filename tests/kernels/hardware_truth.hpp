@@ -24,6 +24,7 @@ TruthInputs truth_inputs();
 constexpr unsigned char truth_blank = 0xee;
 constexpr std::size_t truth_matrix = std::size_t{truth_rows} * truth_cols;
 constexpr std::size_t truth_late_offset = truth_words * 4 + 3 * truth_matrix * 2 + truth_matrix * 4;
+constexpr std::size_t truth_cluster_offset = truth_late_offset + std::size_t{truth_copied_words} * 4;
 constexpr std::size_t truth_bytes = truth_late_offset + truth_late_words * 4;
 constexpr std::size_t truth_target_offset(int swizzle) {
   return truth_words * 4 + static_cast<std::size_t>(swizzle) * truth_matrix * 2;

@@ -43,9 +43,16 @@ enum class TruthSection : int {
   store_b64,
   store_b128,
   reduce_add,
-  copies
+  copies,
+  cluster_stores
 };
-constexpr int truth_sections = static_cast<int>(TruthSection::copies) + 1;
+constexpr int truth_sections = static_cast<int>(TruthSection::cluster_stores) + 1;
+
+/// CTAs that a section is launched with, a cluster.
+constexpr int truth_cluster = 4;
+TANDEM_DEVICE constexpr int truth_ctas(TruthSection section) {
+  return section == TruthSection::cluster_stores ? truth_cluster : 1;
+}
 
 struct TruthParams {
   TensorMap source[3];     ///< bf16, by Swizzle: boxes of 32 rows, as wide as the swizzle
@@ -60,8 +67,8 @@ struct TruthParams {
   TruthSection section;
 };
 
-/// Words that a section writes to `out`; the four before the last write to their targets alone, and the last
-/// one to `late`: what a GPU has recorded before there was one stays a beginning of what is recorded now.
+/// Words that a section writes to `out`; the four before the last two write to their targets alone, and these
+/// two to `late`: what a GPU has recorded before there was one stays a beginning of what is recorded now.
 constexpr int truth_section_words[truth_sections] = {
     // boxes of 32 rows
     32 * 32 / 4, 32 * 64 / 4, 32 * 128 / 4,
@@ -76,9 +83,13 @@ constexpr int truth_section_words[truth_sections] = {
     16 * truth_threads, 16 * truth_threads,
     // stores
     0, 0, 0, 0,
-    // copies by threads
-    0};
-constexpr int truth_late_words = 1024;
+    // copies by threads, stores among the CTAs of a cluster
+    0, 0};
+constexpr int truth_copied_words = 1024;
+/// What threads of each CTA of a cluster send each, four words and two.
+constexpr int truth_senders = 16;
+constexpr int truth_received_words = truth_cluster * truth_senders * 6;
+constexpr int truth_late_words = truth_copied_words + truth_cluster * truth_received_words;
 /// Where a section's words begin.
 TANDEM_DEVICE constexpr int truth_begin(TruthSection section) {
   int words = 0;

@@ -99,6 +99,31 @@ TEST(ForwardPlan, EightBitKeysAreDecoded) {
       << "64 rows are converted in shared memory";
 }
 
+/// No workspace, and no kernel behind it. Two CTAs an SM, of 132.
+TEST(ForwardPlan, AClusterOfCtasLeavesNothingToMerge) {
+  Problem p = grouped(4, 1);
+  fold_heads_into_rows(p);
+  DecodeConfig c = choose_decode_config(CallFacts(p));
+  c.schedule = {.cluster = 16};
+  c.stages = 2;
+  EXPECT_EQ(forward_objection(c), "");
+  EXPECT_EQ(ctas_per_sm(c), 2);
+  for (const std::int64_t batch : {1, 2, 3}) {
+    p.batch = batch;
+    const gpu::WorkDivision work = gpu::divide_work(p, c, 132);
+    EXPECT_EQ(work.ctas, 16 * std::min<std::int64_t>(8 * batch, 264 / 16));
+    EXPECT_EQ(work.part_outputs + work.part_sums + work.combine_ctas, 0);
+    EXPECT_EQ(work.part_rows, 4) << "the heads that share keys";
+  }
+  c.schedule.split = true;
+  EXPECT_EQ(forward_objection(c), "cluster 16 takes no split: its CTAs merge a tile's keys");
+  c.schedule = {.cluster = 3};
+  EXPECT_EQ(forward_objection(c), "cluster 3 is not 1, 2, 4, 8 or 16");
+  c.schedule.cluster = 16;
+  c.tiling.head_dim_v = 96;
+  EXPECT_EQ(forward_objection(c), "cluster 16 takes head dimensions of v that are multiples of 64, not 96");
+}
+
 TEST(HeadRows, OfPackedQueriesFollowTheirMean) {
   Problem p = grouped(4, 10);
   p.packed_q = true;

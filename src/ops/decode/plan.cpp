@@ -10,6 +10,10 @@ namespace tandem {
 namespace {
 
 constexpr const char* decoding = "16 rows hold all queries that share keys: reading these bounds the call";
+constexpr const char* clustered =
+    "few queries a sequence: the CTAs of a cluster share the keys of a tile, and merge what they have in "
+    "shared "
+    "memory";
 
 /// `shared`: by CTAs. Else a CTA has whole tiles. Heads as rows take the mask of causal calls in all, as in
 /// the forward kernel. An SM holds two CTAs if two stages fit into half of its memory.
@@ -75,7 +79,8 @@ std::string forward_objection(const DecodeConfig& c) {
 }
 
 std::vector<std::string> explain_forward(const CallFacts& facts, const DecodeConfig& c) {
-  return explain_tiles(facts, c, c.schedule.split ? shared_keys : decoding, moves_maxima);
+  const char* const why = c.schedule.split ? shared_keys : c.cluster() > 1 ? clustered : decoding;
+  return explain_tiles(facts, c, why, moves_maxima);
 }
 
 }  // namespace tandem

@@ -139,6 +139,10 @@ class EmulatorRunner : public harness::Runner {
   [[nodiscard]] std::string name() const override { return "emulator " + kernel_.config.describe(); }
   [[nodiscard]] std::string refuses(const harness::Case& spec) const override;
   [[nodiscard]] bool splits() const { return kernel_.config.split; }
+  [[nodiscard]] bool in_cluster() const {
+    const auto* const decode = std::get_if<DecodeConfig>(&kernel_.config.of_kernel);
+    return decode != nullptr && decode->cluster() > 1;
+  }
   void forward(harness::Call& call) override;
   void backward(harness::Call& call) override;
 

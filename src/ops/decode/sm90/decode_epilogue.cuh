@@ -95,6 +95,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::store_in_cluster(const tile::QueryTile& t,
   if (thread == 0) cluster.expect(rows);
   if (const int row = thread % decode_rows; row < rows) {
     const tile::RowSum own = sum_of(row);
+#pragma unroll 1
     for (int to = thread / decode_rows; to < Parts::ctas; to += threads / decode_rows)
       cluster.send_sum(to, row, own);
   }
@@ -105,6 +106,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::store_in_cluster(const tile::QueryTile& t,
     ptx::named_barrier_sync(tile::barrier_consumers, threads);
     constexpr int of_row = exchanged / 4;
     const int col = thread % of_row * 4;
+#pragma unroll 1
     for (int row = thread / of_row; row < rows; row += threads / of_row) {
       ptx::Float4 sum{0.0F, 0.0F, 0.0F, 0.0F};
 #pragma unroll
@@ -120,6 +122,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::store_in_cluster(const tile::QueryTile& t,
   }
   ptx::mbarrier_wait(shared.exchange.parts.full[cluster.at.stage], cluster.at.phase);
   constexpr int pairs = Parts::columns / 2;
+#pragma unroll 1
   for (int i = thread; i < rows * pairs; i += threads) {
     const int row = i / pairs;
     const int col = i % pairs * 2;
