@@ -168,7 +168,7 @@ bool requires_gradient(nb::handle tensor) {
   return is_true(tensor.attr(names().requires_grad));
 }
 
-void* current_stream(const Tensor& t) {
+void* current_stream(const ConstTensor& t) {
   void* stream = nullptr;
   if (t.device.kind == Device::Kind::cuda &&
       torch().exchange->current_stream(dlpack_cuda, t.device.index, &stream) != 0) {
@@ -177,19 +177,28 @@ void* current_stream(const Tensor& t) {
   return stream;
 }
 
+bool has_dense_rows(const ConstTensor& t) {
+  const auto last = static_cast<std::size_t>(std::max(t.rank, 1)) - 1;
+  return t.stride[last] == 1 || t.shape[last] == 1 || !t.given();
+}
+
+nb::object made_like(nb::handle tensor, const ConstTensor& t) {
+  if (is_contiguous(t)) return nb::handle(torch().empty_like)(tensor);
+  return tensor.attr(names().new_empty)(tensor.attr(names().shape));
+}
+
 Results results_beside(nb::handle q, const ForwardArgs& args, bool return_lse) {
   const bool quantized = args.q.dtype == DType::e4m3 || args.q.dtype == DType::s8;
   if (quantized) return {};
   for (const ConstTensor* t : {&args.q, &args.k, &args.v}) {
     if (t->rank != 3 && t->rank != 4) return {};  // packed queries go with a cache of 4 dimensions
-    const std::size_t last = static_cast<std::size_t>(t->rank) - 1;
-    if (t->stride[last] != 1 && t->shape[last] != 1) return {};
+    if (!has_dense_rows(*t)) return {};
   }
   const std::size_t last = static_cast<std::size_t>(args.q.rank) - 1;
   const std::int64_t head_dim_v = args.v.shape[static_cast<std::size_t>(args.v.rank) - 1];
   Results results;
-  if (is_contiguous(args.q) && head_dim_v == args.q.shape[last]) {
-    results.out = nb::handle(torch().empty_like)(q);
+  if (head_dim_v == args.q.shape[last]) {
+    results.out = made_like(q, args.q);
   } else {
     nb::list shape;
     for (std::size_t i = 0; i < last; ++i) shape.append(args.q.shape[i]);

@@ -29,7 +29,13 @@ void one_dimension_at_least(Tensor& t);
 bool requires_gradient(nanobind::handle tensor);
 
 /// The CUDA stream that work on `t`, a tensor that exchanged() read, belongs on; null on the CPU.
-void* current_stream(const Tensor& t);
+void* current_stream(const ConstTensor& t);
+
+/// Whether the elements of the last dimension lie side by side.
+bool has_dense_rows(const ConstTensor& t);
+
+/// An uninitialised, contiguous tensor like the one whose view is `t`.
+nanobind::object made_like(nanobind::handle tensor, const ConstTensor& t);
 
 /// The results of a call, made beside its q.
 struct Results {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 
@@ -29,6 +30,9 @@ constexpr auto input_fields = std::to_array<Fields<AttentionInputs, ConstTensor>
     {"cache_batch_idx", &AttentionInputs::cache_batch_idx},
     {"causal_by_sequence", &AttentionInputs::causal_by_sequence},
 });
+/// So many first inputs may require gradients; so many last ones (_call.FORWARD_ONLY)
+/// are of calls that have none.
+constexpr std::size_t differentiable_inputs = 4, forward_only = 4;
 constexpr auto forward_outputs = std::to_array<Fields<ForwardArgs, Tensor>>({
     {"out", &ForwardArgs::out},
     {"lse", &ForwardArgs::lse},

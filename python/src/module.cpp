@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -132,18 +133,39 @@ void run_backward(const nb::tuple& tuple, const Options& options, std::uintptr_t
   run(arrays.q(), backward_args(arrays, options), on_stream(options.execution, stream));
 }
 
+// Reads plain PyTorch tensors, in the order of `table`, out of `arrays` from `next` on; false where one of
+// them wants the long way.
+template <typename Args, typename Table>
+bool read_tensors(Args& args, const Table& table, const nb::tuple& arrays, std::size_t& next) {
+  for (const auto& [name, field] : table) {
+    const nb::handle array = arrays[next++];
+    if (array.is_none()) continue;
+    const std::optional<Tensor> t = exchanged(array);
+    if (!t) return false;
+    args.*field = *t;
+  }
+  return true;
+}
+
 // The quick way of a forward call: plain PyTorch tensors in, (out, lse or None) out. None where one of them
-// wants the long way: another type, rows that are not contiguous, float8, and, where autograd is `recording`,
-// an input that requires a gradient.
+// wants the long way: another type, rows that are not contiguous, float8. Where autograd is `recording` and
+// follows q, k, v or the sink, nothing runs: it is True, or None where such a call has no gradients.
 nb::object run_tensors(const nb::tuple& inputs, const Options& options, bool return_lse, bool recording) {
   if (inputs.size() != input_fields.size()) throw nb::value_error("a call has another number of inputs");
   ForwardArgs args;
-  for (std::size_t i = 0; i < input_fields.size(); ++i) {
-    if (inputs[i].is_none()) continue;
-    const std::optional<Tensor> t = exchanged(inputs[i]);
-    if (!t) return nb::none();
-    if (recording && requires_gradient(inputs[i])) return nb::none();
-    args.*input_fields[i].second = *t;
+  std::size_t next = 0;
+  if (!read_tensors(args, input_fields, inputs, next)) return nb::none();
+  if (recording) {
+    std::size_t last = 0, followed = 0;  // how many inputs there are up to the last one that is
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if (inputs[i].is_none()) continue;
+      last = i + 1;
+      if (requires_gradient(inputs[i])) followed = i + 1;
+    }
+    if (followed > 0) {
+      const bool differentiable = followed <= differentiable_inputs && last <= inputs.size() - forward_only;
+      return differentiable ? nb::object(nb::bool_(true)) : nb::object(nb::none());
+    }
   }
   const nb::handle q = inputs[0];
   const Results results = results_beside(q, args, return_lse);
@@ -155,6 +177,33 @@ nb::object run_tensors(const nb::tuple& inputs, const Options& options, bool ret
   execution.stream = current_stream(args.out);
   run(q, args, execution);
   return nb::make_tuple(results.out, return_lse ? results.lse : nb::none());
+}
+
+// The quick way of a backward call: plain PyTorch tensors in, (dq, dk, dv, dsink) out, with None for those
+// that are not `needed`. None where one of the tensors wants the long way, as one whose rows are not
+// contiguous.
+nb::object run_backward_tensors(const nb::tuple& arrays, const Options& options, const nb::tuple& needed) {
+  if (arrays.size() != backward_count - backward_outputs.size() || needed.size() != backward_outputs.size()) {
+    throw nb::value_error("a backward call has another number of tensors");
+  }
+  BackwardArgs args;
+  std::size_t next = 0;
+  if (!read_tensors(args, input_fields, arrays, next) || !read_tensors(args, backward_inputs, arrays, next)) {
+    return nb::none();
+  }
+  if (!args.dout.given() || !has_dense_rows(args.dout) || !has_dense_rows(args.dlse)) return nb::none();
+  std::array<nb::object, backward_outputs.size()> made;
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    made[i] = nb::none();
+    if (arrays[i].is_none() || needed[i].ptr() != Py_True) continue;
+    made[i] = made_like(arrays[i], args.*input_fields[i].second);
+    args.*backward_outputs[i].second = view_of("a gradient", made[i], arrays[0], true);
+  }
+  options.give(args, args.options);
+  Execution execution = options.execution;
+  execution.stream = current_stream(args.q);
+  run(arrays[0], args, execution);
+  return nb::make_tuple(made[0], made[1], made[2], made[3]);
 }
 
 // f(args, execution) of a call that is planned but not run.
@@ -281,6 +330,7 @@ void define_calls(nb::module_& m) {
         nb::arg("empty_like"), nb::arg("exchange").none());
   m.def("forward_tensors", &run_tensors, nb::arg("inputs"), nb::arg("options"), nb::arg("return_lse"),
         nb::arg("recording"));
+  m.def("backward_tensors", &run_backward_tensors, nb::arg("arrays"), nb::arg("options"), nb::arg("needed"));
   m.def("forward", &run_forward, nb::arg("arrays"), nb::arg("options"), nb::arg("stream") = 0);
   m.def("backward", &run_backward, nb::arg("arrays"), nb::arg("options"), nb::arg("stream") = 0);
 }

@@ -12,7 +12,7 @@ import torch
 from pages import paged, used
 from tandem import _call, flash_attn, flash_attn2
 from tandem.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
-from tandem.torch import _calls, _direct
+from tandem.torch import _calls, _record
 from test_flash_cache import LENGTHS, SINK, cache, vllm
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -181,7 +181,7 @@ def test_fp8_on_a_gpu(
         return q
 
     monkeypatch.setattr(_calls, "in_full", attention)
-    monkeypatch.setattr(_direct, "quick", lambda *_: None)
+    monkeypatch.setattr(_record, "quick", lambda *_: None)
     with FakeTensorMode():
 
         def make(shape: Any, dtype: torch.dtype = torch.int32) -> Any:

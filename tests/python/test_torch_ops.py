@@ -259,13 +259,20 @@ def test_only_needed_gradients_are_computed(
     """Those of inputs that require none are not even made; the others are as if all were."""
 
     seen: list[tuple[bool, ...]] = []
-    real = _core.backward
+    real, quick = _core.backward, _core.backward_tensors
 
     def spy(arrays: tuple[Any, ...], *rest: Any) -> None:
         seen.append(tuple(t is not None for t in arrays[-4:]))
         real(arrays, *rest)
 
+    def quick_spy(*arguments: Any) -> Any:
+        made = quick(*arguments)
+        if made is not None:
+            seen.append(tuple(t is not None for t in made))
+        return made
+
     monkeypatch.setattr(_core, "backward", spy)
+    monkeypatch.setattr(_core, "backward_tensors", quick_spy)
     tensors = qkv()
     everything = [t.clone().requires_grad_() for t in (*tensors, SINK)]
     run = torch.compile(tandem.attention, backend="aot_eager") if operator else tandem.attention

@@ -16,7 +16,7 @@ from torch import Tensor
 from tandem import _call
 from tandem._errors import InvalidArgumentError, UnsupportedError
 from tandem.compat import _chunks
-from tandem.torch import _calls, _direct, _with_functions
+from tandem.torch import _calls, _record, _with_functions
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -106,7 +106,7 @@ def run(
         call = replace(call, precision="fp8")
     sink = plain(sink)
     quick = out is None and not call.asks_pairs
-    results = _direct.quick(call, q, k, v, sink, return_lse) if quick else None
+    results = _record.quick(call, q, k, v, sink, return_lse) if quick else None
     if results is not None:
         return results
     only_tensors(q=q, k=k, v=v)

@@ -6,6 +6,7 @@ nobody follows it, as one record (_record) where autograd alone does, and by the
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def attention(
 ) -> Any:
     """As tandem.attention, for tensors."""
     if out is None and out_dtype is None and (not call.asks_pairs or _reads_plain(call)):
-        results = _direct.quick(call, q, k, v, sink, return_lse)
+        results = _record.quick(call, q, k, v, sink, return_lse)
         if results is not None:
             return results
     return in_full(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
@@ -30,7 +31,7 @@ def attention(
 def in_full(
     call: _call.Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any, out_dtype: Any
 ) -> Any:
-    """As attention, of what _direct.quick leaves."""
+    """As attention, of what _record.quick leaves."""
     goes_on = not call.asks_pairs or (out is out_dtype is None and _operators.are_in_graph(call))
     attend = _attend if goes_on else _outside_graphs
     return attend(call, q, k, v, sink, return_lse, out, out_dtype)
@@ -58,8 +59,9 @@ def _attend(
         if call.functions is not None and call.functions.score is not None:
             wanted = (i for i, t in enumerate(read) if _derivatives.is_recorded(t))
             call.functions.differentiated = tuple(wanted)
+        compute = partial(_operators.way_on(call), call, q, k, v, sink, None, out_dtype)
         record: Any = _record.TandemAttention.apply
-        result, lse = record(call, out_dtype, q, k, v, sink, *read)
+        result, lse = record(call, compute, q, k, v, sink, *read)
     else:
         way_on = _operators.way_on(call, is_direct)
         result, lse = way_on(call, q, k, v, sink, out, out_dtype, return_lse)

@@ -46,16 +46,6 @@ def is_possible(*tensors: Any, beside: Sequence[Any] = ()) -> bool:
     return True
 
 
-def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool) -> Any:
-    """The result, or it and the LSE, of a call that nobody follows; None where somebody does (autograd,
-    autocast, a profiler, or what is_watched names) or a tensor is unusual."""
-    if is_watched() or torch._C._is_any_autocast_enabled() or is_profiled():
-        return None
-    inputs = (q, k, v, sink, *call.metadata)
-    results = _core.forward_tensors(inputs, call.options(), bool(return_lse), torch.is_grad_enabled())
-    return results if return_lse or results is None else results[0]
-
-
 def forward(
     call: _call.Call,
     q: Any,
@@ -79,6 +69,12 @@ def backward(call: _call.Call, needed: Sequence[bool], *tensors: Any) -> tuple[T
     """The gradients of q, k, v and the sink, and of what the call's functions read; None of those that are
     not `needed`. `tensors`: as of _call.backward, and what the functions read."""
     dout, dlse, q, k, v, sink, out, lse, *read = tensors
+    options = call.options()
+    if not (call.functions is not None and call.functions.differentiated):
+        inputs = (q, k, v, sink, *call.metadata, out, lse, dout, dlse)
+        gradients = _core.backward_tensors(inputs, options, tuple(needed[:4]))
+        if gradients is not None:
+            return (*gradients, *(None,) * len(read))
     # torch.empty_like is the quickest way to a contiguous tensor.
     made = [
         torch.empty_like(t, memory_format=torch.contiguous_format) if wanted and t is not None else None
@@ -86,7 +82,6 @@ def backward(call: _call.Call, needed: Sequence[bool], *tensors: Any) -> tuple[T
     ]
     dout, dlse = rows_contiguous(dout), rows_contiguous(dlse)
     arrays = (q, k, v, sink, *call.metadata, out, lse, dout, dlse, *made)
-    options = call.options()
     wanted = [i for i in call.functions.differentiated if needed[4 + i]] if read else ()
     of_read = {i: torch.empty(read[i].shape, dtype=torch.float32, device=q.device) for i in wanted}
     if of_read:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tandem import _call
+from tandem import _call, _core
 from tandem.torch import _derivatives, _direct, _operators
 
 #: Whether a gradient stands for several, as is_grads_batched=True and jacobian(vectorize=True) make them.
@@ -16,14 +17,14 @@ _is_batched: Any = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambd
 
 
 class TandemAttention(torch.autograd.Function):
-    """tandem.attention, and the gradients of q, k, v, sink and what its functions read. Profiles show the
-    name."""
+    """What compute() gives as (out, lse), and the gradients of q, k, v, sink and what the call's functions
+    read. Profiles show the name."""
 
     @staticmethod
     def forward(
-        ctx: Any, call: _call.Call, out_dtype: Any, q: Any, k: Any, v: Any, sink: Any, *read: Any
+        ctx: Any, call: _call.Call, compute: Any, q: Any, k: Any, v: Any, sink: Any, *read: Any
     ) -> tuple[Tensor, Tensor]:
-        output: tuple[Tensor, Tensor] = _operators.way_on(call)(call, q, k, v, sink, None, out_dtype)
+        output: tuple[Tensor, Tensor] = compute()
         ctx.set_materialize_grads(False)
         # What functions read, too: PyTorch then notices where it is changed before the backward pass.
         ctx.save_for_backward(q, k, v, sink, *output, *read, *call.metadata)
@@ -39,11 +40,29 @@ class TandemAttention(torch.autograd.Function):
         call: _call.Call = ctx.call  # its tensors are the saved ones, which no one has changed since
         if torch.are_deterministic_algorithms_enabled():
             call = replace(call, deterministic=True)
-        tensors = saved[: len(needed)]  # the inputs, and (out, lse) in place of (call, out_dtype)
+        tensors = saved[: len(needed)]  # the inputs, and (out, lse) in place of (call, compute)
         dout = torch.zeros_like(tensors[4]) if dout is None else dout
         if call.formula is not None and torch.is_grad_enabled():
             return (None, None, *_by_formula(call, needed[2:], dout, *tensors))
         return (None, None, *_gradients(call, needed[2:], dout, dlse, *tensors))
+
+
+#: TandemAttention.apply where no transform of torch.func is active: without PyTorch's steps in Python.
+_apply: Any = super(torch.autograd.Function, TandemAttention).apply
+
+
+def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool) -> Any:
+    """The result, or it and the LSE; None where autocast, a profiler or what _direct.is_watched names has a
+    part in the call, or a tensor is unusual."""
+    if _direct.is_watched() or torch._C._is_any_autocast_enabled() or _direct.is_profiled():
+        return None
+    inputs, options = (q, k, v, sink, *call.metadata), call.options()
+    results = _core.forward_tensors(inputs, options, bool(return_lse), torch.is_grad_enabled())
+    if results is True:
+        read = () if call.functions is None else call.functions.arrays
+        compute = partial(_core.forward_tensors, inputs, options, True, False)
+        results = _apply(call, compute, q, k, v, sink, *read)
+    return results if return_lse or results is None else results[0]
 
 
 class Gradients(torch.autograd.Function):
