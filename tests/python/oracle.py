@@ -24,12 +24,16 @@ def attention(
     cu_seqlens_k: Tensor | None = None,
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    score_mod: Callable[..., Tensor] | None = None,
+    mask_mod: Callable[..., Tensor] | None = None,
+    kept: Tensor | None = None,
     round_to: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) with the meaning of tandem.attention, in the dtype of q.
 
-    `round_to` rounds the probabilities and the result to a 16-bit dtype, as PyTorch's own 16-bit attention
-    does.
+    Functions are called with the scores (heads, rows, keys) of a sequence, its number, and positions as
+    arrays. `kept`: what dropout multiplies probabilities by, (batch, heads, rows, keys). `round_to` rounds
+    the probabilities and the result to a 16-bit dtype, as PyTorch's own 16-bit attention does.
     """
     batch = len(_given(cu_seqlens_q)) - 1 if cu_seqlens_q is not None else q.shape[0]
     rows_q = q.shape[0] if cu_seqlens_q is not None else q.shape[1]
@@ -42,11 +46,11 @@ def attention(
         theirs = _rows(b, cu_seqlens_k, seqused_k, k.shape[0] if cu_seqlens_k is not None else k.shape[1])
         if mine.stop == mine.start:
             continue
-        o, s = _sequence(
-            dense_q[mine], dense_k[theirs], dense_v[theirs], scale, causal, window, softcap, sink, round_to
-        )
+        own = (dense_q[mine], dense_k[theirs], dense_v[theirs])
+        functions = (score_mod, mask_mod, None if kept is None else kept[b])
+        o, s = _sequence(b, *own, scale, causal, window, softcap, sink, *functions, round_to)
         # masked writes, not in-place slices of a leaf: autograd sees through index_copy
-        index = torch.arange(mine.start, mine.stop)
+        index = torch.arange(mine.start, mine.stop, device=q.device)
         out = out.index_copy(0, index, o)
         lse = lse.index_copy(1, index, s)
     if cu_seqlens_q is None:
@@ -70,6 +74,7 @@ def _rows(b: int, cu_seqlens: Tensor | None, seqused: Tensor | None, rows: int) 
 
 
 def _sequence(
+    b: int,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -78,6 +83,9 @@ def _sequence(
     window: tuple[int, int],
     softcap: float,
     sink: Tensor | None,
+    score_mod: Callable[..., Tensor] | None,
+    mask_mod: Callable[..., Tensor] | None,
+    kept: Tensor | None,
     round_to: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:
     """One sequence: q (rows, heads, d); out like it, lse (heads, rows)."""
@@ -86,17 +94,23 @@ def _sequence(
     s = torch.einsum("ihd,jhd->hij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap > 0:
         s = softcap * torch.tanh(s / softcap)
-    diagonal = torch.arange(len(q))[:, None] + len(k) - len(q)
-    keys = torch.arange(len(k))[None, :]
+    heads, rows, keys = (torch.arange(n, device=q.device) for n in s.shape)
+    at = (heads[:, None, None], rows[:, None], keys)
+    if score_mod is not None:
+        s = score_mod(s, b, *at).to(s.dtype)
+    diagonal = rows[:, None] + len(k) - len(q)
     left, right = window
     right = 0 if causal else right
-    visible = torch.ones(len(q), len(k), dtype=torch.bool)
+    visible = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device)
     if left >= 0:
         visible &= keys >= diagonal - left
     if right >= 0:
         visible &= keys <= diagonal + right
+    if mask_mod is not None:
+        visible = visible & mask_mod(b, *at)
     s = s.masked_fill(~visible, -math.inf)
-    some = visible.any(-1)[:, None]  # a query that sees no key gives 0, and the sink or -inf
+    # A query that sees no key, or whose scores a function makes -inf, gives 0, and the sink or -inf.
+    some = (visible if score_mod is None else s > -math.inf).any(-1, keepdim=True)
     if sink is not None:
         s = torch.cat([s, sink[:, None, None].expand(-1, len(q), 1)], -1)
         some = torch.ones_like(some)
@@ -104,8 +118,9 @@ def _sequence(
         s = s.new_zeros(*s.shape[:-1], 1)
     s = torch.where(some, s, 0.0)  # keeps rows of -inf out of softmax, whose gradient would be NaN there
     p = s.softmax(-1) * some
-    lse = s.logsumexp(-1).masked_fill(~some[:, 0], -math.inf)
+    lse = s.logsumexp(-1).masked_fill(~some[..., 0], -math.inf)
     p = p[..., : len(k)]
+    p = p if kept is None else p * kept
     if round_to is not None:
         p = p.to(round_to).to(s.dtype)
     out = torch.einsum("hij,jhd->ihd", p, v)

@@ -13,16 +13,9 @@ from test_flash_attn import SINK
 from test_forward import qkv, varlen
 
 
-def in_chunks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chunk: int, **options: Any) -> Any:
-    """(out, lse) of one sequence in float64: each chunk's queries see its keys, and others none."""
-    rows, keys = len(q), len(k)
-    bounds = [(-rows, 0), *((c, min(c + chunk, keys)) for c in range(0, keys, chunk))]
-    parts = []
-    for first, last in bounds:
-        of_q = slice(*(min(max(place - keys + rows, 0), rows) for place in (first, last)))
-        of_k = slice(max(first, 0), last)
-        parts.append(oracle.exact(q[None, of_q], k[None, of_k], v[None, of_k], **options))
-    return tuple(torch.cat([part[i] for part in parts], 1 + i)[0] for i in range(2))
+def in_chunks(chunk: int, *shift: int) -> Any:
+    """Queries see the keys of their own chunk; `shift`: of each sequence its keys less its queries."""
+    return lambda b, h, i, j: (i + shift[b]) // chunk == j // chunk
 
 
 CHUNKED: list[dict[str, Any]] = [{}, {"causal": True}, {"causal": True, "window": (2, 0)}, {"window": (2, 1)}]
@@ -34,36 +27,23 @@ CHUNKED: list[dict[str, Any]] = [{}, {"causal": True}, {"causal": True, "window"
 def test_equally_long_sequences(rows: int, keys: int, chunk: int, options: dict[str, Any]) -> None:
     q, k, v = qkv(seqlen_q=rows, seqlen_k=keys)
     call = {name if name == "causal" else "window_size": value for name, value in options.items()}
-    out, lse = flash_attn.flash_attn_func(q, k, v, attention_chunk=chunk, sink=SINK, return_lse=True, **call)
-    assert out.shape == q.shape and lse.shape == (len(q), 4, rows)
-    for b in range(len(q)):
-        expected, expected_lse = in_chunks(q[b], k[b], v[b], chunk, sink=SINK, **options)
-        oracle.assert_close(out[b], expected)
-        oracle.assert_close(lse[b], expected_lse)
+    got = flash_attn.flash_attn_func(q, k, v, attention_chunk=chunk, sink=SINK, return_lse=True, **call)
+    mask = in_chunks(chunk, *[keys - rows] * len(q))
+    oracle.assert_all_close(got, oracle.exact(q, k, v, sink=SINK, mask_mod=mask, **options))
 
 
 def test_varlen_sequences_and_their_rows_in_use() -> None:
     q, k, v = torch.randn(33, 4, 32), torch.randn(44, 2, 32), torch.randn(44, 2, 32)
     lengths = varlen()
-    cu_q, cu_k = (lengths[name].tolist() for name in ("cu_seqlens_q", "cu_seqlens_k"))
-    for used_q, used_k in ((None, None), ([5, 0, 3][: len(cu_q) - 1], [4, 9, 20][: len(cu_k) - 1])):
-        used = {
-            f"seqused_{name}": None if n is None else torch.tensor(n)
-            for name, n in (("q", used_q), ("k", used_k))
-        }
-        out, lse = flash_attn.flash_attn_varlen_func(
+    whole = {f"seqused_{name}": lengths[f"cu_seqlens_{name}"].diff() for name in "qk"}
+    for given in (whole, {"seqused_q": torch.tensor([5, 0, 3]), "seqused_k": torch.tensor([4, 9, 20])}):
+        used = {} if given is whole else given
+        got = flash_attn.flash_attn_varlen_func(
             q, k, v, **lengths, **used, causal=True, attention_chunk=4, sink=SINK, return_attn_probs=True
         )
-        expected, expected_lse = torch.zeros_like(out), torch.full_like(lse, -torch.inf)
-        for b in range(len(cu_q) - 1):
-            ends = []
-            for cu, n in ((cu_q, used_q), (cu_k, used_k)):
-                rows = cu[b + 1] - cu[b]
-                ends.append(slice(cu[b], cu[b] + (rows if n is None else min(n[b], rows))))
-            part = in_chunks(q[ends[0]], k[ends[1]], v[ends[1]], 4, causal=True, sink=SINK)
-            expected[ends[0]], expected_lse[:, ends[0]] = part
-        oracle.assert_close(out, expected)
-        oracle.assert_close(lse, expected_lse)
+        mask = in_chunks(4, *(given["seqused_k"] - given["seqused_q"]).tolist())
+        options = {**lengths, **used, "causal": True, "sink": SINK, "mask_mod": mask}
+        oracle.assert_all_close(got, oracle.exact(q, k, v, **options))
 
 
 def test_gradients_and_one_graph() -> None:
@@ -75,13 +55,12 @@ def test_gradients_and_one_graph() -> None:
 
     q, k, v = qkv(seqlen_q=20, seqlen_k=20)
     inputs = [t.requires_grad_() for t in (q, k, v, SINK.clone())]
-    gradients = (torch.randn(q.shape), torch.randn(len(q), 4, 20))
-    wide = [t.detach().double().requires_grad_() for t in inputs]
-    parts = [in_chunks(*(t[b] for t in wide[:3]), 8, causal=True, sink=wide[3]) for b in range(len(q))]
-    expected = torch.autograd.grad([torch.stack(t) for t in zip(*parts, strict=True)], wide, gradients)
+    seeds = (torch.randn(q.shape), torch.randn(len(q), 4, 20))
+    options = {"causal": True, "sink": SINK, "mask_mod": in_chunks(8, 0, 0)}
+    expected = oracle.gradients(oracle.exact, q, k, v, *seeds, **options)
     compiled: Any = torch.compile(function, fullgraph=True, backend="aot_eager")
     for call in (function, compiled):
-        oracle.assert_all_close(torch.autograd.grad(call(*inputs), inputs, gradients), expected)
+        oracle.assert_all_close(torch.autograd.grad(call(*inputs), inputs, seeds), expected)
 
 
 def test_a_cache() -> None:

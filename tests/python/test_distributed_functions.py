@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import distributed_cases as cases
+import oracle
 import pytest
 import torch
 import torch.distributed as dist
@@ -161,52 +162,27 @@ def problem(name: str, kind: str, dtype: torch.dtype, heads_kv: int = 2) -> Prob
     return Problem(tensors, sink, [lengths] * BATCH if isinstance(lengths, int) else list(lengths))
 
 
-def _weights(case: Case, read: Any, q: Tensor, k: Tensor, sink: Tensor | None, batch: int) -> Tensor:
-    """(heads, rows, rows) of a sequence: the probabilities, 0 in rows that see nothing."""
-    options = dict(case.plain)
-    k = k.repeat_interleave(HEADS // k.shape[1], 1)
-    s = torch.einsum("ihd,jhd->hij", q, k) * options.get("scale", DIM**-0.5)
-    if "softcap" in options:
-        s = options["softcap"] * torch.tanh(s / options["softcap"])
-    rows = len(q)
-    h, j = (torch.arange(n, device=DEVICE) for n in (HEADS, rows))
-    h, i = h[:, None, None], j[:, None]
-    left, right = options.get("window", (-1, -1))
-    visible = torch.ones(HEADS, rows, rows, dtype=torch.bool, device=DEVICE)
-    if left >= 0:
-        visible &= j >= i - left
-    if right >= 0 or "causal" in options:
-        visible &= j <= i + (0 if "causal" in options else right)
-    if case.score is not None:
-        s = case.score(s, read, batch, h, i, j)
-    if case.mask is not None:
-        visible = visible & case.mask(torch.tensor(batch, device=DEVICE), h, i, j)
-    s = s.masked_fill(~visible, -math.inf)
-    some = (s > -math.inf).any(-1, keepdim=True)
-    if sink is not None:
-        s = torch.cat([s, sink[:, None, None].expand(-1, rows, 1).to(s.dtype)], -1)
-        some = torch.ones_like(some)
-    return (torch.where(some, s, 0.0).softmax(-1) * some)[..., :rows]
+def _out(p: Problem, case: Case, tensors: list[Tensor], sink: Tensor | None, read: Tensor | None) -> Tensor:
+    """By the plain formula, in the tensors' dtype."""
+    score, options = case.score, dict(case.plain)
+    if score is not None:
+        options["score_mod"] = lambda s, *at: score(s, read, *at)
+    if tensors[0].ndim == 3:
+        cu = torch.tensor([0, *itertools.accumulate(p.lengths)])
+        options |= {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+    return oracle.attention(*tensors, sink=sink, mask_mod=case.mask, **options)[0]
 
 
 def formula(name: str, kind: str, dtype: torch.dtype, wide: bool) -> list[Tensor]:
     """Out, and the gradients of q, k, v, the sink and what is read: in fp64, or in the dtype itself."""
     p, case = problem(name, kind, dtype), CASES[name]
     to = torch.float64 if wide else dtype
-    q, k, v = (t.clone().to(to).requires_grad_() for t in p.tensors[:3])
+    tensors = [t.clone().to(to).requires_grad_() for t in p.tensors[:3]]
     sink = None if p.sink is None else p.sink.clone().to(to).requires_grad_()
     read = None if case.read is None else case.read.clone().to(DEVICE, to).requires_grad_(DEVICE == "cpu")
-    rows = [t.flatten(0, -3) for t in (q, k, v)]
-    outs, begin = [], 0
-    for b, length in enumerate(p.lengths):
-        mine = [t[begin : begin + length] for t in rows]
-        values = mine[2].repeat_interleave(HEADS // mine[2].shape[1], 1)
-        weights = _weights(case, read, *mine[:2], sink, b)
-        outs.append(torch.einsum("hij,jhd->ihd", weights, values))
-        begin += length
-    out = torch.cat(outs).view(q.shape)
+    out = _out(p, case, tensors, sink, read)
     out.backward(p.tensors[3].to(to))
-    return [out.detach(), *(t.grad for t in (q, k, v, sink, read) if t is not None and t.grad is not None)]
+    return [out.detach(), *(t.grad for t in (*tensors, sink, read) if t is not None and t.grad is not None)]
 
 
 @functools.cache
@@ -222,20 +198,12 @@ def summed(name: str, kind: str) -> float:
     """The largest sum of sizes that an element of the gradient of what is read adds up: those of single query
     rows. Rows of either sign can leave a gradient that is far smaller."""
     p, case = problem(name, kind, torch.float32), CASES[name]
-    q, k, v = (t.double().flatten(0, -3) for t in p.tensors[:3])
-    dout = p.tensors[3].double().flatten(0, -3)
     assert case.read is not None
-    read = case.read.double().requires_grad_()
-    sink = None if p.sink is None else p.sink.double()
-    total, begin = torch.zeros_like(read), 0
-    for b, length in enumerate(p.lengths):
-        mine = slice(begin, begin + length)
-        weights = _weights(case, read, q[mine], k[mine], sink, b)
-        values = v[mine].repeat_interleave(HEADS // v.shape[1], 1)
-        of_rows = (torch.einsum("hij,jhd->ihd", weights, values) * dout[mine]).sum((1, 2))
-        for one in of_rows:
-            total += torch.autograd.grad(one, read, retain_graph=True)[0].abs()
-        begin += length
+    read, total = case.read.double().requires_grad_(), torch.zeros_like(case.read, dtype=torch.float64)
+    *tensors, dout = (t.double() for t in p.tensors)
+    out = _out(p, case, tensors, None if p.sink is None else p.sink.double(), read)
+    for one in (out * dout).flatten(0, -3).sum((1, 2)):
+        total += torch.autograd.grad(one, read, retain_graph=True)[0].abs()
     return float(total.max())
 
 

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import oracle
 import pytest
 import tandem
 import torch
@@ -36,14 +37,8 @@ def kept(p, seed, offset=0, batch=B, heads=H, rows=SQ, keys=SK):
     return torch.from_numpy(word >= int(p * 2**32))
 
 
-def formula(q, k, v, keep, p, causal=False):
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = q @ k.transpose(-1, -2) * D**-0.5
-    if causal:
-        scores = scores.masked_fill(torch.ones(SQ, SK).triu(SK - SQ + 1).bool(), -math.inf)
-    return ((torch.softmax(scores, -1) * keep / (1 - p)) @ v).transpose(1, 2)
+def formula(q, k, v, keep, p, **options):
+    return oracle.attention(q, k, v, kept=keep / (1 - p), **options)[0]
 
 
 def test_known_answers_of_philox():
@@ -63,7 +58,7 @@ def test_result_and_gradients_are_those_of_the_formula(heads_kv, causal):
     dout = torch.randn_like(out)
     out.backward(dout)
     exact = [t.detach().double().requires_grad_() for t in tensors]
-    expected = formula(*exact, kept(P, seed, offset), P, causal)
+    expected = formula(*exact, kept(P, seed, offset), P, causal=causal)
     expected.backward(dout.double())
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
     for t, e in zip(tensors, exact, strict=True):
@@ -136,9 +131,8 @@ def test_dropout_beside_functions_and_their_gradients():
     dout = torch.randn_like(out)
     out.backward(dout)
     exact = [t.detach().double().requires_grad_() for t in (q, k, v, bias)]
-    a, b, c = (t.transpose(1, 2) for t in exact[:3])
-    weights = torch.softmax(a @ b.transpose(-1, -2) * D**-0.5 + exact[3], -1)
-    ((weights * kept(P, 1) / (1 - P)) @ c).transpose(1, 2).backward(dout.double())
+    out = formula(*exact[:3], kept(P, 1), P, score_mod=lambda s, b, h, i, j: s + exact[3][h, i, j])
+    out.backward(dout.double())
     for t, e in zip((q, k, v, bias), exact, strict=True):
         torch.testing.assert_close(t.grad.double(), e.grad, rtol=0, atol=2e-5)
 
