@@ -24,6 +24,7 @@ def attention(
     cu_seqlens_k: Tensor | None = None,
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     score_mod: Callable[..., Tensor] | None = None,
     mask_mod: Callable[..., Tensor] | None = None,
     kept: Tensor | None = None,
@@ -47,7 +48,8 @@ def attention(
         if mine.stop == mine.start:
             continue
         own = (dense_q[mine], dense_k[theirs], dense_v[theirs])
-        functions = (score_mod, mask_mod, None if kept is None else kept[b])
+        slopes = None if alibi_slopes is None else alibi_slopes.expand(batch, -1)[b]
+        functions = (slopes, score_mod, mask_mod, None if kept is None else kept[b])
         o, s = _sequence(b, *own, scale, causal, window, softcap, sink, *functions, round_to)
         # masked writes, not in-place slices of a leaf: autograd sees through index_copy
         index = torch.arange(mine.start, mine.stop, device=q.device)
@@ -83,6 +85,7 @@ def _sequence(
     window: tuple[int, int],
     softcap: float,
     sink: Tensor | None,
+    slopes: Tensor | None,
     score_mod: Callable[..., Tensor] | None,
     mask_mod: Callable[..., Tensor] | None,
     kept: Tensor | None,
@@ -99,6 +102,8 @@ def _sequence(
     if score_mod is not None:
         s = score_mod(s, b, *at).to(s.dtype)
     diagonal = rows[:, None] + len(k) - len(q)
+    if slopes is not None:
+        s = s - slopes[:, None, None] * (diagonal - keys).abs()
     left, right = window
     right = 0 if causal else right
     visible = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device)
@@ -193,12 +198,6 @@ def gradient_yardsticks(
     return [(a.to(dtype), b.to(dtype)) for a, b, dtype in zip(eager, fused, stored, strict=False)]
 
 
-def alibi(slopes: Tensor, rows: int, keys: int) -> Tensor:
-    """The bias that slopes (..., heads) mean, (..., heads, rows, keys): the last row is at the last key."""
-    distance = (torch.arange(rows)[:, None] + keys - rows - torch.arange(keys)).abs()
-    return -slopes[..., None, None] * distance
-
-
 def assert_close(got: Tensor, expected: Tensor, *same: Tensor) -> None:
     """The contract: 1e-5 in f32; in 16 bits twice the error of PyTorch's own results, `same`, and 3e-5.
 
@@ -237,10 +236,13 @@ def assert_sequences_close(
     """(out, LSE), or out, of sequences of which each sees so many first rows of its entry of k and v, each of
     them by itself. With `cu`, their queries are those rows of packed ones."""
     out, lse = got if isinstance(got, tuple) else (got, None)
+    slopes = options.pop("alibi_slopes", None)
     for b, n in enumerate(lengths):
         packed = slice(0) if cu is None else slice(int(cu[b]), int(cu[b + 1]))
         rows: Any = slice(b, b + 1) if cu is None else (None, packed)
         inputs = q[rows], k[b : b + 1, :n], v[b : b + 1, :n]
+        if slopes is not None:
+            options["alibi_slopes"] = slopes if slopes.ndim == 1 else slopes[b]
         expected, expected_lse = exact(*inputs, **options)
         same = () if q.dtype == torch.float32 else same_dtype(*inputs, **options)[:1]
         assert_close(out[rows], expected, *same)

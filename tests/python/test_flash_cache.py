@@ -199,12 +199,7 @@ def test_vllms_alibi_slopes() -> None:
     for slopes in (by_request[0], by_request):
         options = {"seqused_k": used(lengths), "block_table": table, "causal": True, "alibi_slopes": slopes}
         out = vllm(q, k_pages, v_pages, cu, **options)
-        for b, (rows, n) in enumerate(((slice(0, 20), 53), (slice(20, 21), 20))):
-            bias = oracle.alibi(slopes.expand(3, 4)[b], rows.stop - rows.start, n)
-            expected = tandem.attention(
-                q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n], causal=True, bias=bias
-            )
-            torch.testing.assert_close(out[None, rows], expected)
+        oracle.assert_sequences_close(out, q, k, v, lengths, cu, causal=True, alibi_slopes=slopes)
     with pytest.raises(tandem.UnsupportedError, match="^alibi_slopes is given with attention_chunk"):
         flash_attn_varlen_func(q, k_pages, v_pages, cu, None, attention_chunk=8, **options)
 

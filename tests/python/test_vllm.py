@@ -178,15 +178,17 @@ def step(vllm: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    "feature", ["plain", "window", "softcap and sink", "not causal", "causal by request"]
+    "feature", ["plain", "window", "softcap and sink", "not causal", "causal by request", "slopes"]
 )
 def test_a_step(vllm: Any, feature: str, dtype: torch.dtype) -> None:
     k, v, cache, key, value, cu, lengths, table, slots = step(vllm, dtype)
     sinks = torch.tensor([-1.0, 0.5, 2.0, 7.0]).bfloat16() if "sink" in feature else None
     by_request = feature == "causal by request"
     flags = [False, True, True, True] if by_request else [feature != "not causal"] * 4
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625]) if feature == "slopes" else None
     impl = layer(
         vllm,
+        alibi_slopes=None if slopes is None else slopes.tolist(),
         sliding_window=10 if feature == "window" or by_request else None,
         logits_soft_cap=5.0 if "softcap" in feature else None,
         sinks=sinks,
@@ -200,7 +202,7 @@ def test_a_step(vllm: Any, feature: str, dtype: torch.dtype) -> None:
         at, table.clone(), slots
     )
     assert impl.forward(None, q, key, value, cache, at, output) is output
-    options: dict[str, Any] = {"sink": None if sinks is None else sinks.float()}
+    options: dict[str, Any] = {"sink": None if sinks is None else sinks.float(), "alibi_slopes": slopes}
     options |= {"softcap": 5.0 if "softcap" in feature else 0.0}
     options |= {"window": (9, 9) if feature == "window" or by_request else (-1, -1)}
     for b in range(4):
@@ -250,21 +252,6 @@ def test_steps_and_prompts_are_calls_of_their_own(
     for b in range(requests):
         rows, n = slice(int(cu[b]), int(cu[b + 1])), lengths[b]
         wanted = tandem.attention(q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n], causal=bool(flags[b]))
-        torch.testing.assert_close(output[None, rows], wanted)
-
-
-def test_alibi_slopes(vllm: Any) -> None:
-    k, v, cache, key, value, cu, lengths, table, slots = step(vllm)
-    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
-    impl = layer(vllm, alibi_slopes=slopes.tolist())
-    impl.do_kv_cache_update(None, key, value, cache, slots)
-    q = torch.randn(24, HEADS, HEAD_DIM)
-    output = torch.full_like(q, torch.nan)
-    impl.forward(None, q, key, value, cache, metadata(vllm, cu, lengths, table, slots, 24), output)
-    for b in range(4):
-        rows, n = slice(int(cu[b]), int(cu[b + 1])), int(lengths[b])
-        bias = oracle.alibi(slopes, rows.stop - rows.start, n)
-        wanted = tandem.attention(q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n], causal=True, bias=bias)
         torch.testing.assert_close(output[None, rows], wanted)
 
 
