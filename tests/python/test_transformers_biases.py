@@ -103,15 +103,6 @@ def test_t5(side: str, calls: list[dict[str, Any]]) -> None:
     assert all("bias" in options for options in calls)
 
 
-def test_swin(calls: list[dict[str, Any]]) -> None:
-    eager, ours = both(swin)
-    compare(eager, ours, images())
-    tables = [p for name, p in ours.named_parameters() if "relative_position_bias_table" in name]
-    assert tables
-    assert len(calls) == 4
-    assert all(p.grad.abs().max() > 0 for p in tables)
-
-
 def test_generation_with_a_cache() -> None:
     ids = torch.randint(3, VOCABULARY, (B, 9))
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
