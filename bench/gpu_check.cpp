@@ -17,7 +17,7 @@ namespace {
 constexpr double eight_bit_gain = 0.02;
 constexpr double eight_bit_rms = 0.10;
 
-/// The problem on copies of its tensors in host memory.
+/// The problem on copies of its tensors in host memory. Lengths that the device reads are of all keys.
 Problem on_host(Problem p, const std::vector<gpu::DeviceBuffer>& tensors,
                 std::vector<std::vector<std::byte>>& memory) {
   for (Operand* x : {&p.q, &p.k, &p.v, &p.out, &p.lse, &p.dout, &p.dq, &p.dk, &p.dv}) {
@@ -29,6 +29,7 @@ Problem on_host(Problem p, const std::vector<gpu::DeviceBuffer>& tensors,
     x->data = copy.data();
   }
   gpu::synchronize(0);
+  p.seqused_k = {};
   return p;
 }
 
