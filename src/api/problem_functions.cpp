@@ -69,9 +69,8 @@ void ProblemBuilder::function(const char* name, const Function* f, Function::Kin
             f->kind() == Function::Kind::score ? "score" : "mask");
   }
   if (p_.precision != Precision::exact) {
-    throw Error(Status::unsupported,
-                fmt::format("{} runs with precision exact alone, not with {}; leave the precision exact",
-                            name, tandem::name_of(p_.precision)));
+    fail(Status::unsupported, "{} runs with precision exact alone, not with {}; leave the precision exact",
+         name, tandem::name_of(p_.precision));
   }
   constexpr std::int64_t most = std::int64_t{1} << 31;
   if (p_.rows_q >= most || p_.rows_k >= most || p_.batch >= most || p_.heads_q >= most) {

@@ -43,10 +43,9 @@ void ProblemBuilder::dropout() {
     invalid("dropout_p is {}; it must be at least 0 (off) and below 1", options_.dropout_p);
   }
   if (options_.dropout_p > 0.0F && p_.precision != Precision::exact) {
-    throw Error(
-        Status::unsupported,
-        fmt::format("dropout_p is {} with precision {}, which has no dropout; leave the precision exact",
-                    options_.dropout_p, name_of(p_.precision)));
+    fail(Status::unsupported,
+         "dropout_p is {} with precision {}, which has no dropout; leave the precision exact",
+         options_.dropout_p, name_of(p_.precision));
   }
   p_.dropout = make_dropout(options_.dropout_p, options_.dropout_seed, options_.dropout_offset, p_.heads_q);
   dropout_places();

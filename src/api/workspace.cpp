@@ -28,9 +28,8 @@ Workspace::Workspace(const Execution& execution, std::size_t needed) {
   if (needed == 0) return;
   owned_.reset(new (std::align_val_t{workspace_alignment}, std::nothrow) std::byte[needed]);
   if (owned_ == nullptr) {
-    throw Error(
-        Status::out_of_memory,
-        fmt::format("cannot allocate {} bytes of workspace; use fewer threads, or pass a workspace", needed));
+    fail(Status::out_of_memory,
+         "cannot allocate {} bytes of workspace; use fewer threads, or pass a workspace", needed);
   }
   memory_ = {owned_.get(), needed};
 }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "problem/log.hpp"
+#include "problem/stats.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::gpu {
@@ -208,11 +209,11 @@ std::optional<CompiledKernel> DiskCache::load(std::string_view key) const try {
   const struct stat facts = folder.facts();
   if (const std::string why = why_untrusted(facts, S_IWOTH); !why.empty()) {
     if ((facts.st_mode & S_IWOTH) != 0) {
-      throw Error(Status::unsupported,
-                  fmt::format("the folder of compiled kernels must be writable by its owner alone, since the "
-                              "GPU runs what it holds; {} {}: chmod go-w it, or set TANDEM_CACHE_DIR to a "
-                              "folder of your own, or to nothing for no cache",
-                              directory_.string(), why));
+      fail(Status::unsupported,
+           "the folder of compiled kernels must be writable by its owner alone, since the "
+           "GPU runs what it holds; {} {}: chmod go-w it, or set TANDEM_CACHE_DIR to a "
+           "folder of your own, or to nothing for no cache",
+           directory_.string(), why);
     }
     log(LogLevel::info, "the kernel cache {} is not used: it {}", directory_.string(), why);
     return std::nullopt;

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "gpu/nvrtc.hpp"
+#include "problem/stats.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::gpu {
@@ -102,8 +103,9 @@ class Program {
 
  private:
   void require(Nvrtc::Result result, const char* call) const {
-    if (result != 0)
-      throw Error(Status::runtime, fmt::format("{}: {}", call, nvrtc_.get_error_string(result)));
+    if (result == 0) return;
+    count_error(Status::runtime, call);
+    throw Error(Status::runtime, fmt::format("{}: {}", call, nvrtc_.get_error_string(result)));
   }
 
   const Nvrtc& nvrtc_;
@@ -130,7 +132,10 @@ bool is_virtual(std::string_view architecture) {
 }  // namespace
 
 const CompilerInfo& compiler() {
-  if (!opened().nvrtc.objection.empty()) throw Error(Status::unsupported, opened().nvrtc.objection);
+  if (!opened().nvrtc.objection.empty()) {
+    count_error(Status::unsupported, "a kernel that is not there needs NVRTC");
+    throw Error(Status::unsupported, opened().nvrtc.objection);
+  }
   return opened().info;
 }
 
@@ -169,9 +174,8 @@ CompiledKernel compile(const KernelName& name, std::span<const Source> sources) 
   const Nvrtc::Result result = program.compile();
   const std::string log = program.log();
   if (result != 0) {
-    throw Error(Status::runtime, fmt::format("{} does not compile for {} by NVRTC {}.{} ({}):\n{}",
-                                             name.expression, name.architecture, compiler().major,
-                                             compiler().minor, functions().get_error_string(result), log));
+    fail(Status::runtime, "{} does not compile for {} by NVRTC {}.{} ({}):\n{}", name.expression,
+         name.architecture, compiler().major, compiler().minor, functions().get_error_string(result), log);
   }
   return {.image = is_virtual(name.architecture) ? program.ptx() : program.cubin(),
           .symbol = program.symbol(name.expression),

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "gpu/compiler.hpp"
+#include "problem/stats.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::gpu {
@@ -24,9 +25,8 @@ struct DeviceRecord {
 DeviceRecord& record_of(int device) {
   const int count = device_count();
   if (device < 0 || device >= count) {
-    throw Error(Status::invalid_argument,
-                fmt::format("device index {} is not one of the {} CUDA devices; pass 0 to {}", device, count,
-                            count - 1));
+    fail(Status::invalid_argument, "device index {} is not one of the {} CUDA devices; pass 0 to {}", device,
+         count, count - 1);
   }
   static const std::unique_ptr<DeviceRecord[]> records(new DeviceRecord[static_cast<std::size_t>(count)]);
   return records[static_cast<std::size_t>(device)];

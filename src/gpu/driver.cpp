@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include "problem/stats.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::gpu {
@@ -115,7 +116,10 @@ const Loaded& loaded_driver() {
 
 const Driver& driver() {
   const Loaded& loaded = loaded_driver();
-  if (!loaded.objection.empty()) throw Error(loaded.status, loaded.objection);
+  if (!loaded.objection.empty()) {
+    count_error(loaded.status, "a call on a GPU needs its driver");
+    throw Error(loaded.status, loaded.objection);
+  }
   return loaded.table;
 }
 
@@ -126,6 +130,7 @@ std::string why_no_driver() {
 void check(abi::Result result, const char* call) {
   if (result == abi::success) return;
   const Status status = result == abi::error_out_of_memory ? Status::out_of_memory : Status::runtime;
+  count_error(status, call);
   throw Error(status, fmt::format("{}: {}", call, text_of(loaded_driver().table, result)));
 }
 

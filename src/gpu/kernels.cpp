@@ -50,7 +50,7 @@ std::optional<FoundKernel> find_in_library(KernelName& name) {
   name.architecture = portable_architecture;
   if (auto kernel = find_shipped(name)) return found(std::move(*kernel), Origin::portable);
   if (const std::string why = why_no_compiler(); !why.empty())
-    throw Error(Status::unsupported, why + "; the shipped set has no kernel for this call");
+    fail(Status::unsupported, "{}; the shipped set has no kernel for this call", why);
   return std::nullopt;
 }
 

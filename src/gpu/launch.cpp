@@ -12,6 +12,7 @@
 
 #include "config/fields.hpp"
 #include "gpu/kernels.hpp"
+#include "problem/stats.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::gpu {
@@ -66,21 +67,18 @@ void check_loaded(abi::Result result, const CompiledKernel& kernel, int device, 
   if (result == abi::error_unsupported_ptx_version && kernel.is_ptx()) {
     int version = 0;
     check(driver().driver_get_version(&version), "cuDriverGetVersion");
-    throw Error(
-        Status::unsupported,
-        fmt::format(
-            "the NVIDIA driver of {} is for CUDA {}.{}, too old for PTX {}, which the portable kernels "
-            "are; update the driver, or install an NVRTC of its version that knows {} (pip install "
-            "nvidia-cuda-nvrtc-cu12 for CUDA 12)",
-            called(device), version / 1000, version % 1000 / 10,
-            ptx_version({kernel.image.data(), kernel.image.size()}), name.architecture));
+    fail(Status::unsupported,
+         "the NVIDIA driver of {} is for CUDA {}.{}, too old for PTX {}, which the portable kernels "
+         "are; update the driver, or install an NVRTC of its version that knows {} (pip install "
+         "nvidia-cuda-nvrtc-cu12 for CUDA 12)",
+         called(device), version / 1000, version % 1000 / 10,
+         ptx_version({kernel.image.data(), kernel.image.size()}), name.architecture);
   }
   if (result == abi::error_invalid_image || result == abi::error_no_binary_for_gpu) {
-    throw Error(
-        Status::runtime,
-        fmt::format("{} cannot load {}, compiled for {}: its image is damaged, or for another GPU; "
-                    "remove the kernel cache {}, or reinstall Tandem where the kernel is shipped",
-                    called(device), name.expression, name.architecture, default_cache_directory().string()));
+    fail(Status::runtime,
+         "{} cannot load {}, compiled for {}: its image is damaged, or for another GPU; "
+         "remove the kernel cache {}, or reinstall Tandem where the kernel is shipped",
+         called(device), name.expression, name.architecture, default_cache_directory().string());
   }
   check(result, "cuModuleLoadData");
 }

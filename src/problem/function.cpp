@@ -7,12 +7,14 @@
 #include <climits>
 #include <cmath>
 
+#include "problem/stats.hpp"
+
 namespace tandem {
 namespace {
 
 template <typename... Values>
 [[noreturn]] void invalid(fmt::format_string<Values...> format, Values&&... values) {
-  throw Error(Status::invalid_argument, fmt::format(format, std::forward<Values>(values)...));
+  fail(Status::invalid_argument, format, std::forward<Values>(values)...);
 }
 
 using Takes = FunctionOpInfo::Takes;

@@ -12,6 +12,7 @@
 #include <map>
 
 #include "problem/function.hpp"
+#include "problem/stats.hpp"
 
 namespace tandem {
 namespace {
@@ -101,9 +102,8 @@ class Parser {
   [[noreturn]] void fail(std::string_view wanted) const {
     constexpr std::size_t shown = 40;  // of a text that may be long
     const std::size_t start = at_ > shown ? at_ - shown : 0;
-    throw Error(Status::invalid_argument,
-                fmt::format("function text: at character {}, in \"{}\", there must be {}", at_ + 1,
-                            text_.substr(start, 2 * shown), wanted));
+    tandem::fail(Status::invalid_argument, "function text: at character {}, in \"{}\", there must be {}",
+                 at_ + 1, text_.substr(start, 2 * shown), wanted);
   }
   char next() {
     while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_])) != 0) ++at_;
@@ -213,8 +213,8 @@ Function Function::parse(std::string_view text, Kind kind, std::span<const Const
   const Expression result = Parser(text, builder).parse();
   if (kind == Kind::score) return builder.score_function(result, differentiated);
   if (!differentiated.empty()) {
-    throw Error(Status::invalid_argument,
-                "function: a mask function has no gradients; differentiate tensors of the score function");
+    fail(Status::invalid_argument,
+         "function: a mask function has no gradients; differentiate tensors of the score function");
   }
   return builder.mask_function(result);
 }

@@ -27,6 +27,7 @@
 #include "ops/quantize/launch.hpp"
 #include "ops/quantize/plan.hpp"
 #include "tandem/attention.hpp"
+#include "tandem/stats.hpp"
 
 namespace tandem::gpu {
 

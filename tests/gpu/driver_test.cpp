@@ -34,6 +34,21 @@ TEST_F(FakeDriver, ACallIsOneLaunchOnTheCallersStream) {
   EXPECT_EQ(launch.config.shared_bytes, static_cast<unsigned>(forward_shared_bytes(config)));
 }
 
+TEST_F(FakeDriver, CallsAreCountedByTheirMainKernel) {
+  Memory m;
+  const auto calls = [] {
+    std::uint64_t sum = 0;
+    for (const CallStats& c : stats().calls) {
+      if (c.backend == "cuda" && c.family == "sm90" && c.kernel == "forward") sum += c.calls;
+    }
+    return sum;
+  };
+  const std::uint64_t before = calls();
+  m.args.q.data = static_cast<char*>(m.q.data()) + 2;  // a launch of another kernel comes first
+  forward(m.args);
+  EXPECT_EQ(calls(), before + 1);
+}
+
 TEST_F(FakeDriver, TilesComeFromACounterOnlyIfBlocksAreFewer) {
   Memory m;
   m.args.options.causal = true;
@@ -117,6 +132,8 @@ TEST_F(FakeDriver, NoMemoryIsOutOfMemoryAndLeavesNothingLaunched) {
   driver->failure = abi::error_out_of_memory;
   EXPECT_TRUE(in_runbook("out-of-memory.md", error_of(Status::out_of_memory, [&] { forward(m.args); })));
   EXPECT_EQ(driver->launches.size(), 0U);
+  const std::vector<ErrorStats> errors = stats().errors;
+  EXPECT_NE(std::ranges::find(errors, "cuMemAllocAsync", &ErrorStats::rule), errors.end());
 }
 
 TEST_F(FakeDriver, CheckReadsLengthsFromTheDevice) {

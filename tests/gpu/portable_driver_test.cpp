@@ -22,6 +22,7 @@
 #include "ops/portable_set.hpp"
 #include "tandem/attention.hpp"
 #include "tandem/log.hpp"
+#include "tandem/stats.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -175,13 +176,16 @@ TEST_F(FakeDriverPortable, ABackwardCallTakesIt) {
   EXPECT_NE(explain(args).find("kernel sm80_backward: bf16, every mask"), std::string::npos);
 }
 
-TEST_F(FakeDriverPortable, TheLogAndTheDescriptionSaySo) {
+TEST_F(FakeDriverPortable, TheLogTheCountersAndTheDescriptionSaySo) {
   static std::string logged;
   set_log(LogLevel::info, [](LogLevel, const char* text) { logged += text; });
   const Call call(300, 4, 256);
   forward(call.args);
   set_log(LogLevel::off, nullptr);
   EXPECT_NE(logged.find("shipped as PTX, which the driver compiles,"), std::string::npos) << logged;
+  const Stats counted = stats();
+  EXPECT_NE(std::ranges::find(counted.calls, "portable", &CallStats::family), counted.calls.end());
+  EXPECT_NE(std::ranges::find(counted.kernels, "portable", &KernelStats::origin), counted.kernels.end());
   const Description description = describe();
   ASSERT_EQ(description.devices.size(), 2U);
   EXPECT_EQ(description.devices[1].kernels, "sm80");

@@ -13,6 +13,7 @@
 #endif
 
 #include "cpu/targets/kernels.hpp"
+#include "problem/stats.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::cpu {
@@ -154,9 +155,10 @@ Target best_target() {
     for (Target target : available_targets()) {
       names += std::string(names.empty() ? "" : ", ") + name_of(target);
     }
-    throw Error(Status::unsupported,
-                "TANDEM_CPU_TARGET is '" + std::string(wish) +
-                    "', which this build or this processor does not have; unset it or choose from " + names);
+    fail(Status::unsupported,
+         "TANDEM_CPU_TARGET is '{}', which this build or this processor does not have; unset it or choose "
+         "from {}",
+         wish, names);
   }
   Target best = Target::portable;
   for (Target target : all_targets) {
