@@ -121,6 +121,18 @@ TEST(Steps, EightBitKeysOfFewQueriesAreReadInPlace) {
   EXPECT_EQ(params.of(steps.list.all()[1]), static_cast<const ForwardParams*>(forward));
 }
 
+TEST(Steps, ClustersAreToldHowManyRowsTheyMerge) {
+  const Problem problem = make_problem(forward_args(1, 1000), Memory::described);
+  DecodeConfig config = std::get<DecodeConfig>(plan_gpu(problem).gpu->config);
+  config.schedule = {.split = false, .cluster = 4};
+  const gpu::KernelConfig wanted = config;
+  const gpu::Steps steps = *plan_gpu(problem, &wanted).gpu;
+  ASSERT_EQ(kernels_of(steps), Kernels{"decode"});
+  EXPECT_EQ(steps.list.begin()->grid, 2U * 2 * 4);  // sequences, heads of keys, CTAs of a cluster
+  gpu::StepParams params(steps, nullptr, count);
+  EXPECT_EQ(static_cast<const ForwardParams*>(params.of(*steps.list.begin()))->part_rows, 4);
+}
+
 /// One scale for each row and head is read beside its row, in a cache and in a dense tensor of few queries.
 TEST(Steps, ScalesByRowAreReadInPlace) {
   for (const bool cache : {true, false}) {

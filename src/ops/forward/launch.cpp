@@ -290,11 +290,10 @@ void fill_as(const Config& config, StepParams& call) {
   const Problem& p = call.problem();
   const Steps& steps = call.steps();
   constexpr bool sm80 = Config::family == Family::sm80;
-  SplitParts parts;
+  SplitParts parts{.division = steps.work};
   if (config.schedule.split || config.schedule.invariant) {
-    parts = {.out = call.at<float>(Region::part_out),
-             .sums = call.at<PartSum>(Region::part_sums),
-             .division = steps.work};
+    parts.out = call.at<float>(Region::part_out);
+    parts.sums = call.at<PartSum>(Region::part_sums);
   }
   const ForwardParams params =
       make_forward_params(p, config.tiling, call.maps(), sm80 ? &no_tensor_map : call.encode(),
