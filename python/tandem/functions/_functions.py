@@ -40,6 +40,8 @@ class Places:
 
 _trace_calls.define()
 
+_PAGE_TABLE = _call.METADATA.index("page_table")
+
 #: The places of a call that has the sequences whole.
 OWN_PLACES = Places()
 
@@ -195,38 +197,37 @@ def of_call(call: Any, q: Any, k: Any, *functions: Any) -> Functions | None:
     library = _arrays.library_of("q", q)
     _arrays.expect("k", k, library)
     shape, packed = pairs_of(call.metadata, q, k)
-    named = dict(zip(NAMES, functions, strict=True))
-    return trace_functions(shape, library, packed=packed, **named)
+    return trace_functions(shape, library, *functions, packed=packed)
 
 
 def pairs_of(metadata: Sequence[Any], q: Any, k: Any) -> tuple[tuple[int, int, int, int], bool]:
     """(batch, heads_q, seqlen_q, seqlen_k) of a call with that metadata, and whether it is packed."""
-    given = [cu for cu in metadata[:2] if cu is not None]  # cu_seqlens_q, cu_seqlens_k
-    table = metadata[_call.METADATA.index("page_table")]
-    pages = 1 if table is None else table.shape[-1]
+    cu = metadata[0] if metadata[0] is not None else metadata[1]  # cu_seqlens_q, cu_seqlens_k
+    table = metadata[_PAGE_TABLE]
+    of_q, of_k = q.shape, k.shape
     shape = (
-        given[0].shape[0] - 1 if given else q.shape[0],
-        q.shape[-2] if q.ndim >= 2 else 0,
-        q.shape[-3] if q.ndim >= 3 else 0,
-        pages * k.shape[-3] if k.ndim >= 3 else 0,
+        of_q[0] if cu is None else cu.shape[0] - 1,
+        of_q[-2] if len(of_q) >= 2 else 0,
+        of_q[-3] if len(of_q) >= 3 else 0,
+        (1 if table is None else table.shape[-1]) * of_k[-3] if len(of_k) >= 3 else 0,
     )
-    return shape, len(given) > 0
+    return shape, cu is not None
 
 
 def trace_functions(
     shape: tuple[int, ...],
     library: Any,
-    *,
     score_mod: Any = None,
     bias: Any = None,
     alibi_slopes: Any = None,
     mask_mod: Any = None,
     mask: Any = None,
+    *,
     packed: bool = False,
     places: Places = OWN_PLACES,
 ) -> Functions | None:
     """The functions of a call of (batch, heads_q, seqlen_q, seqlen_k), or None of one that has none."""
-    if 0 in shape or all(x is None for x in (score_mod, bias, alibi_slopes, mask_mod, mask)):
+    if 0 in shape or (score_mod is bias is alibi_slopes is mask_mod is mask is None):
         return None  # without a pair of query and key there is nothing to change
     if packed and (bias is not None or mask is not None):
         name = "bias" if bias is not None else "mask"

@@ -70,17 +70,20 @@ def _function(f: Any, arrays: list[Any], depth: int) -> tuple[Any, ...]:
     code = _code(f.__code__)
     if code.is_opaque:
         raise _Unknown
-    own = getattr(f, "__builtins__", {})  # stubs of some Pythons do not have it
-    if any(n in own and n not in f.__globals__ and own[n] is not _PLAIN.get(n) for n in code.names):
-        raise _Unknown
-    given = (
-        code,
-        len([cell.cell_contents for cell in f.__closure__ or ()]),  # ValueError where one is empty
-        tuple(globals_of(f)),
-        len(f.__defaults__ or ()),
-        tuple(f.__kwdefaults__ or ()),
-    )
-    return (*given, *(_value(x, code.names, arrays, depth) for x in values_of(f)))
+    values = [cell.cell_contents for cell in f.__closure__ or ()]  # ValueError where one is empty
+    cells = len(values)
+    found: tuple[str, ...] = ()
+    if code.names:
+        own, scope = getattr(f, "__builtins__", {}), f.__globals__  # stubs of some Pythons have no builtins
+        if any(n in own and n not in scope and own[n] is not _PLAIN.get(n) for n in code.names):
+            raise _Unknown
+        found = tuple(n for n in code.names if n in scope)
+        values += [scope[n] for n in found]
+    values += f.__defaults__ or ()
+    keywords = f.__kwdefaults__ or {}
+    values += keywords.values()
+    given = (code, cells, found, len(f.__defaults__ or ()), tuple(keywords))
+    return (*given, *(_value(x, code.names, arrays, depth) for x in values)) if values else given
 
 
 def _value(x: Any, names: frozenset[str], arrays: list[Any], depth: int) -> Any:
