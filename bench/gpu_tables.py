@@ -162,6 +162,7 @@ def host(document: Document) -> list[str]:
         "forward, packed": ("flash_attn_varlen_func", ""),
         "forward, recorded for a backward pass": ("flash_attn_func, recorded", "sdpa, recorded"),
         "forward and backward": ("flash_attn_func, forward and backward", "sdpa, forward and backward"),
+        "a window": ("attention, a window", ""),
         "a window as a function": ("attention, a window as a function", ""),
         "documents as a function, which read an array": ("attention, documents as a function", ""),
     }
