@@ -3,7 +3,7 @@ include(CMakePackageConfigHelpers)
 
 install(TARGETS tandem EXPORT tandem-targets)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/tandem TYPE INCLUDE FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE TYPE DOC)
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/NOTICE TYPE DOC)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
 install(EXPORT tandem-targets NAMESPACE tandem:: DESTINATION ${package_dir})

@@ -211,3 +211,11 @@ def test_a_documented_command_exists(page: str, line: str) -> None:
         assert f"option({option} " in (ROOT / "CMakeLists.txt").read_text()
     for extra in re.findall(r"\.\[(\w+)\]", line):
         assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+
+
+def test_the_citation_has_what_its_format_demands() -> None:
+    yaml = pytest.importorskip("yaml")
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["cff-version"] == "1.2.0" and cited["license"] == "Apache-2.0"
+    assert cited["message"] and cited["title"] and all(cited["authors"])
+    assert "version" not in cited  # which is in VERSION alone

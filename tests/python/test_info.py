@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import tandem
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_info_names_the_backends() -> None:
@@ -23,6 +29,17 @@ def test_info_names_the_backends() -> None:
         assert device["name"] and device["memory_gib"] > 1 and device["multiprocessors"] > 0
         assert device["supported"] == (device["kernels"] != "")
         assert (device["kernels"] == "sm90") == (device["capability"] == "9.0")
+
+
+def test_issue_templates_ask_for_info_by_commands_that_run() -> None:
+    templates = list((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.md"))
+    assert len(templates) == 2
+    for template in templates:
+        text = template.read_text()
+        (command,) = re.findall(r"^    python (-c .*)$", text, re.MULTILINE)
+        assert re.match(r"---\nname: .*\nabout: .*\n---\n", text) and "`tandem info --json`" in text
+        printed = subprocess.run([sys.executable, *shlex.split(command)], capture_output=True, check=True)
+        assert set(json.loads(printed.stdout)) >= {"version", "backends"}
 
 
 def test_the_peak_is_measured_on_request() -> None:

@@ -103,6 +103,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert "tandem/py.typed" in names and "tandem/_core.pyi" in names
     assert sum(name.startswith("tandem/_core.") and name.endswith(".so") for name in names) == 1
     assert {name.partition("/")[0] for name in names} == INSTALLED
+    assert {Path(name).name for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
 
 
 def test_the_repaired_wheel_needs_no_library_but_those_of_every_linux(repaired: Path) -> None:
