@@ -10,6 +10,7 @@ NaN beforehand.
     python bench cpu             table on the screen, JSON and plot under build/bench
     python bench cpu --record    also records/cpu.json and .png
     python bench cpu --budget 60 --dtype f32 --head-dim 128 --pass forward
+    python bench cpu --joules    also 2 seconds of each side without a pause, for the energy of a call
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ class Arena:
         return [dq, dk, dv], [rows] * 3
 
 
-def measure(cell: Cell, threads: int, seconds: float, rounds: int) -> dict[str, Any]:
+def measure(cell: Cell, threads: int, seconds: float, rounds: int, joules: bool) -> dict[str, Any]:
     """Checks the cell, then measures both sides in turn for about `seconds` and at least `rounds` rounds."""
     end = time.perf_counter() + seconds
     arena = Arena(cell, threads)
@@ -170,6 +171,9 @@ def measure(cell: Cell, threads: int, seconds: float, rounds: int) -> dict[str, 
     for (name, us), error in zip(times.items(), errors, strict=True):
         best, median = min(us) / 1e6, statistics.median(us) / 1e6
         record[name] = {"best": best, "median": median, "calls": len(us), "error": error}
+        if joules:
+            load = harness.sustained(sides[name], 2.0)
+            record[name] |= harness.energy_of(load, cell.flops, cell.batch * cell.seqlen)
     return record
 
 
@@ -186,7 +190,7 @@ def grid(args: argparse.Namespace) -> list[Cell]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = harness.parser(__doc__)
+    parser = harness.parser(__doc__, "joules")
     parser.add_argument("--threads", type=int, default=2, help="threads of both sides (default 2)")
     parser.add_argument("--budget", type=float, default=600.0, help="seconds for the whole run (default 600)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each cell at least (default 3)")
@@ -224,12 +228,18 @@ def main() -> int:
     for i, cell in enumerate(cells, 1):
         # what is left of the budget, not a fixed part, so that a slow start does not overrun
         remaining = max(0.0, args.budget - report.elapsed())
-        record = measure(cell, args.threads, remaining * cost(cell) / total, args.rounds)
+        record = measure(cell, args.threads, remaining * cost(cell) / total, args.rounds, args.joules)
         total -= cost(cell)
         report.cells.append(record)
         ratio = record["torch"]["best"] / record["tandem"]["best"]
         state = f"{ratio:5.2f}x" if record["right"] else "WRONG RESULT"
+        if "joules" in record["tandem"]:
+            state += ", J a call {tandem[joules]:.4g}, PyTorch {torch[joules]:.4g}".format(**record)
+            state += ", pJ/FLOP {picojoules_per_flop:.4g}".format(**record["tandem"])
+            state += ", uJ/token {microjoules_per_token:.4g}".format(**record["tandem"])
         print(f"[{i:3}/{len(cells)}] {cell}: {state}", file=sys.stderr, flush=True)
+    if args.joules:
+        print(f"energy: {harness.energy_meter(False)[0]}", file=sys.stderr)
     report.finish()
     print(report.markdown())
     for path in report.save(args.output):

@@ -114,11 +114,14 @@ def measure(cell: dict, libraries: list[gpu_peers.Library], args: argparse.Names
     if args.sustained:
         order = random.Random(str(cell)).sample(list(contenders), len(contenders))
         load = {name: harness.sustained(contenders[name], args.sustained) for name in order}
+        tokens = cell["batch"] * cell["seqlen"]
+        for one in load.values():
+            one |= harness.energy_of(one, inputs.flops, tokens)
         found["sustained"] = {
             "tflops": {name: inputs.flops / load[name]["us"] / 1e6 for name in contenders},
             **{
                 what: {name: load[name][what] for name in contenders}
-                for what in ("joules", "watts")
+                for what in ("joules", "picojoules_per_flop", "microjoules_per_token", "watts")
                 if all(what in one for one in load.values())
             },
         }
@@ -287,7 +290,17 @@ def arguments() -> argparse.Namespace:
     add("--seqlens", type=numbers, default=[512, 1024, 2048, 4096, 8192, 16384])
     add("--rounds", type=int, default=7)
     add("--round-ms", type=float, default=harness.ROUND_MS)
-    add("--sustained", type=float, default=1.0, metavar="SECONDS", help="of load a contender; 0: none")
+    seconds = "of load a contender, which gives joules; 0: none"
+    add(
+        "--sustained",
+        "--joules",
+        type=float,
+        nargs="?",
+        const=1.0,
+        default=1.0,
+        metavar="SECONDS",
+        help=seconds,
+    )
     add("--grid", action=argparse.BooleanOptionalAction, default=True)
     add("--fp8", action="store_true", help="add the grid on e4m3 tensors of the caller's, forward")
     add("--windows", action="store_true", help="add grouped heads with and without windows")

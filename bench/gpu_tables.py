@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from harness import geometric_mean, markdown_table, ratio
+from harness import energy_of, geometric_mean, markdown_table, ratio
 
 Document = dict[str, Any]
 PEERS = ("fa3", "cudnn", "fa2")
@@ -94,6 +95,23 @@ def sustained(document: Document) -> list[str]:
         for c in document["sustained"]
     )
     return right(["head_dim", "mask", "Tandem", "FA3", "cuDNN", "of FA3", "joules, of FA3's"], rows)
+
+
+def energy(document: Document) -> list[str]:
+    said, heads, tokens, head_dim = [], 16, 16384, 128
+    shape = {"head_dim": head_dim, "causal": 1, "seqlen": tokens}
+    for which, factor in (("forward", 1.0), ("backward", 2.5)):
+        (cell,) = [c for c in document[which] if shape.items() <= c.items()]
+        flops = factor * 2 * heads * tokens**2 * head_dim
+        found = energy_of({"joules": cell["joules"]["tandem"]}, flops, tokens)
+        said.append(
+            f"{which} {found['joules']:.2f} J, which are {found['picojoules_per_flop']:.2f} pJ a FLOP and "
+            f"{found['microjoules_per_token']:.0f} uJ a token (FA3: {cell['joules']['fa3']:.2f} J)"
+        )
+    text = (
+        f"A causal layer of {heads} heads of {head_dim} on a sequence of {tokens:,} tokens costs on an H200 "
+    )
+    return textwrap.wrap(text + f"in bf16 {said[0]}; {said[1]}.", 110)
 
 
 def decode_beside_fa3(document: Document) -> list[str]:
@@ -312,6 +330,7 @@ TABLES: dict[str, Callable[[Document], list[str]]] = {
     "fp8": beside_fa3("fp8"),
     "windows": windows,
     "sustained": sustained,
+    "energy": energy,
     "decode": decode_beside_fa3,
     "engine": engine,
     "pages": prompts_on_pages,

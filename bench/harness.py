@@ -7,7 +7,6 @@ where they are used, since PyTorch takes seconds.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import functools
 import json
 import math
@@ -152,37 +151,39 @@ def sustained(contender: OnHost | OnGpu, seconds: float) -> dict[str, float]:
     one = contender.time(3) / 3
     calls = max(1, int(seconds * 1e3 / one))
     contender.time(max(1, calls // 2))
-    before, spent = joules(), contender.time(calls)
+    _, joules = energy_meter(isinstance(contender, OnGpu))
+    before = joules() if joules else 0.0
+    spent = contender.time(calls)
     found = {"us": spent * 1e3 / calls}
-    if before is not None:
+    if joules:
         energy = joules() - before
         found |= {"joules": energy / calls, "watts": energy / spent * 1e3}
     return found
 
 
 @functools.cache
-def energy_counter() -> Callable[[], float] | None:
-    """The board's counter of the current GPU, in joules since the driver was loaded; None without one."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
-        return None
-    nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    nvml.nvmlInit_v2()
-    board, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
-    uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-    if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(board)):
-        return None
+def energy_meter(gpu: bool) -> tuple[str, Callable[[], float] | None]:
+    """What counts the joules of PyTorch's GPU, or of the CPU, and its counter; or why nothing does."""
+    from tandem import _core
 
-    def read() -> float:
-        status = nvml.nvmlDeviceGetTotalEnergyConsumption(board, ctypes.byref(millijoules))
-        return millijoules.value / 1e3 if status == 0 else math.nan
+    device = -1
+    if gpu:
+        import torch
 
-    return read
+        device = torch.cuda.current_device()
+    return _core.energy_meter(device)
 
 
-def joules() -> float | None:
-    counter = energy_counter()
-    return counter() if counter else None
+def energy_of(load: Mapping[str, float], flops: float, tokens: int) -> dict[str, float]:
+    """What `sustained` found, as joules of a call, a FLOP (pJ) and a token (uJ); empty if nothing counts."""
+    if "joules" not in load:
+        return {}
+    joules = load["joules"]
+    return {
+        "joules": joules,
+        "picojoules_per_flop": joules / flops * 1e12,
+        "microjoules_per_token": joules / tokens * 1e6,
+    }
 
 
 def tflops(flops: float, times: Mapping[str, list[float]]) -> dict[str, float]:
@@ -274,6 +275,7 @@ def parser(description: str | None, *options: str) -> argparse.ArgumentParser:
         "commit": {"help": "what was built, where that is no checkout"},
         "json": {"type": Path, "help": "write the result to this file"},
         "plot": {"type": Path, "help": "draw it into this file"},
+        "joules": {"action": "store_true", "help": "energy of a call, too, by the board's counter or RAPL"},
         "from": {"dest": "source", "type": Path, "help": "print and plot an earlier run's JSON"},
     }
     for option in options:

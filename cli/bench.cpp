@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "call.hpp"
 #include "command.hpp"
 #include "cpu/common/convert.hpp"
+#include "energy.hpp"
 #include "harness/sample.hpp"
 #include "problem/problem.hpp"
 #include "report.hpp"
@@ -34,6 +36,7 @@ struct BenchOptions {
   std::string device = "auto";
   double seconds = 0.5;
   std::uint64_t seed = 1;
+  bool joules = false;
   bool json = false;
 };
 
@@ -54,6 +57,14 @@ struct Cell {
   bool on_gpu = false;
   const char* peak = "";  ///< which peak the share is of
   double share = 0.0;
+  double flops = 0.0;
+  std::string energy_by;  ///< what counts joules, or why nothing does; empty if nobody asks
+  double joules = 0.0;    ///< a run takes; 0 if nothing counts them
+
+  [[nodiscard]] double picojoules_per_flop() const { return joules / flops * 1e12; }
+  [[nodiscard]] double microjoules_per_token() const {
+    return joules / static_cast<double>(batch * seqlen) * 1e6;
+  }
 };
 
 const char* name_of(Pass pass) {
@@ -161,16 +172,24 @@ void measure(Cell& cell, const BenchOptions& options, const bench::Peak& peak) {
   check_results(cell, call, options.seed);  // the warm-up, too, and what backward starts from
   if (!cell.wrong.empty()) return;
 
+  bench::EnergyMeter meter;
+  if (options.joules) meter = cell.on_gpu ? bench::gpu_energy(0) : bench::cpu_energy();
+  cell.energy_by = meter.what;
   constexpr std::size_t fewest = 3;
-  constexpr std::size_t most = 1000;
+  const std::size_t most = meter.joules ? std::numeric_limits<std::size_t>::max() : 1000;
+  // A board's counter changes some ten times a second.
+  const double seconds = meter.joules ? std::max(options.seconds, 2.0) : options.seconds;
   std::vector<double> times;
   double spent = 0.0;
-  while (times.size() < fewest || (spent < options.seconds && times.size() < most)) {
+  const double before = meter.joules ? meter.joules() : 0.0;
+  while (times.size() < fewest || (spent < seconds && times.size() < most)) {
     times.push_back(call.has_backward() ? call.run_backward() : call.run_forward());
     spent += times.back();
   }
+  if (meter.joules) cell.joules = (meter.joules() - before) / static_cast<double>(times.size());
   std::ranges::sort(times);
   const double flops = call.has_backward() ? call.backward_flops() : call.forward_flops();
+  cell.flops = flops;
   cell.runs = static_cast<int>(times.size());
   cell.median = times[times.size() / 2];
   cell.best = times.front();
@@ -201,6 +220,12 @@ Json cell_json(const Cell& c, const BenchOptions& options) {
                    {"gflops", c.gflops},
                    {"peak", c.peak},
                    {"share_of_peak", c.share}});
+  if (!c.energy_by.empty()) json["energy_by"] = c.energy_by;
+  if (c.joules > 0.0) {
+    json.update(Json{{"joules", c.joules},
+                     {"picojoules_per_flop", c.picojoules_per_flop()},
+                     {"microjoules_per_token", c.microjoules_per_token()}});
+  }
   return json;
 }
 
@@ -211,8 +236,13 @@ std::string title(const Cell& c) {
 
 void print_row(const Cell& c) {
   if (c.wrong.empty()) {
-    fmt::print("{} {:>11.3f} {:>11.3f} {:>9.1f} {:>7.1f}% {:>11.3f}\n", title(c), c.median * 1e3,
-               c.best * 1e3, c.gflops, 100 * c.share, c.share_of_bound);
+    fmt::print("{} {:>11.3f} {:>11.3f} {:>9.1f} {:>7.1f}% {:>11.3f}", title(c), c.median * 1e3, c.best * 1e3,
+               c.gflops, 100 * c.share, c.share_of_bound);
+    if (c.joules > 0.0) {
+      fmt::print(" {:>11.4g} {:>11.4g} {:>11.4g}", c.joules, c.picojoules_per_flop(),
+                 c.microjoules_per_token());
+    }
+    fmt::print("\n");
   } else {
     fmt::print("{} {:>11} {:>11} {:>9} {:>8} {:>11.3g} WRONG\n", title(c), "-", "-", "-", "-",
                c.share_of_bound);
@@ -270,8 +300,10 @@ int run_bench(const BenchOptions& options) {
     fmt::print("{}, {} threads, {}; measured peak: f32 {:.0f} GFLOP/s", m.processor, peak.threads, m.target,
                peak.f32_gflops);
     if (peak.bf16_gflops > 0) fmt::print(", bf16 {:.0f} GFLOP/s", peak.bf16_gflops);
-    fmt::print("\n\n{:<8} {:<5} {:>4} {:>6} {:>5} {:<6} {:>11} {:>11} {:>9} {:>8} {:>11}\n", "pass", "dtype",
-               "d", "seqlen", "batch", "mask", "median ms", "best ms", "GFLOP/s", "of peak", "error/bound");
+    fmt::print("\n\n{:<8} {:<5} {:>4} {:>6} {:>5} {:<6} {:>11} {:>11} {:>9} {:>8} {:>11}{}\n", "pass",
+               "dtype", "d", "seqlen", "batch", "mask", "median ms", "best ms", "GFLOP/s", "of peak",
+               "error/bound",
+               options.joules ? fmt::format(" {:>11} {:>11} {:>11}", "J", "pJ/FLOP", "uJ/token") : "");
   }
   for (std::size_t i = 0; i < cells.size(); ++i) {
     Cell& cell = cells[i];
@@ -282,6 +314,7 @@ int run_bench(const BenchOptions& options) {
     progress.show("");
     if (!options.json) print_row(cell);
   }
+  if (options.joules && !options.json) fmt::print("\nenergy: {}\n", cells.front().energy_by);
   if (options.json) {
     Json document{{"machine", to_json(machine())}, {"peak", to_json(peak)}, {"version", version()}};
     document["cells"] = Json::array();
@@ -321,6 +354,8 @@ void add_bench(CLI::App& app, Command& chosen) {
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of the normal random inputs")->capture_default_str();
   add_execution_options(*command, options->threads, options->device);
+  command->add_flag("--joules", options->joules,
+                    "Energy of a run, by NVML's counter of the GPU's board or RAPL's of the CPU");
   command->add_flag("--json", options->json, "Print everything as JSON");
   command->footer(
       R"(GFLOP/s and the share are of the best run. The peak is measured at the start with as many threads:
@@ -333,6 +368,9 @@ error of a sample (rows of two heads, against fp64), of an element, in the root 
 is given as a share of the bound that `tandem verify --help` states: at most 1 is right. A wrong cell is not
 timed; the exit code is 1. For e4m3 the share is a report: the bound is that of the output's dtype, which
 8-bit arithmetic may miss.
+
+--joules runs a cell for 2 seconds or more; what the machine draws between runs counts, too. Tokens are
+batch * seqlen. TANDEM_POWERCAP is the folder of RAPL's counters if it is not /sys/class/powercap.
 
 Examples:
   tandem bench

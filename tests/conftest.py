@@ -3,6 +3,9 @@ those of a file are in one, so that their fixtures are made once."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +36,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return _group(nodeid.split("::")[0])
 
     return ByGroup(config, log)
+
+
+@pytest.fixture
+def powercap(tmp_path: Path) -> Iterator[Path]:
+    """A folder of RAPL's counters, of a CPU that draws 50 W."""
+    zone = tmp_path / "powercap" / "intel-rapl:0"
+    zone.mkdir(parents=True)
+    (zone / "name").write_text("package-0\n")
+    (zone / "energy_uj").write_text("0\n")
+    stopped, start = threading.Event(), time.monotonic()
+
+    def draw() -> None:
+        while not stopped.wait(0.02):
+            (zone / "next").write_text(f"{(time.monotonic() - start) * 50e6:.0f}\n")
+            (zone / "next").replace(zone / "energy_uj")
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    yield zone.parent
+    stopped.set()
+    thread.join()

@@ -1,8 +1,10 @@
 #include "info.hpp"
 
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/string.h>
 
 #include "cpu/cpu.hpp"
+#include "energy.hpp"
 #include "gpu/describe.hpp"
 #include "gpu/device.hpp"
 #include "peak.hpp"
@@ -94,6 +96,11 @@ nb::dict stats_info() {
   info["kernels"] = kernels;
   info["errors"] = errors;
   return info;
+}
+
+nb::tuple energy_meter(int device) {
+  const bench::EnergyMeter meter = device < 0 ? bench::cpu_energy() : bench::gpu_energy(device);
+  return nb::make_tuple(meter.what, meter.joules ? nb::cast(meter.joules) : nb::none());
 }
 
 nb::dict peak_info(int threads, double seconds) {

@@ -19,6 +19,10 @@ nb::dict described_devices();
 /// What tandem.stats() returns.
 nb::dict stats_info();
 
+/// What counts the joules of a GPU, or of the CPU for a device below 0, and a function that reads them; or
+/// why nothing does, and None.
+nb::tuple energy_meter(int device);
+
 /// The processor's arithmetic peak, measured for `seconds` by so many threads.
 nb::dict peak_info(int threads, double seconds);
 

@@ -172,6 +172,7 @@ void define_the_rest(nb::module_& m) {
   m.def("cpu_info", &cpu_info);
   m.def("gpu_info", &gpu_info);
   m.def("described_devices", &described_devices);
+  m.def("energy_meter", &energy_meter, nb::arg("device"));
   m.def("measure_peak", &peak_info, nb::arg("threads"), nb::arg("seconds") = 0.2);
 }
 

@@ -190,6 +190,20 @@ def test_bench_json_and_table(run, run_json):
     assert all(0 < float(row.split()[-1]) <= 1 for row in rows)
 
 
+def test_bench_counts_joules(run, powercap, tmp_path):
+    shape = ["--device", "cpu", "--seqlen", 256, "--head-dim", 32, "--dtype", "f32", "--causal", "no"]
+    arguments = ["bench", *shape, "--pass", "forward", "--joules"]
+    environment = {**os.environ, "TANDEM_POWERCAP": str(powercap)}
+    (cell,) = json.loads(run(*arguments, "--json", env=environment).stdout)["cells"]
+    assert cell["energy_by"] == "the CPU's packages, by RAPL"
+    assert 0.1 < cell["joules"] / (50 * cell["median_ms"] / 1e3) < 10
+    assert cell["picojoules_per_flop"] == pytest.approx(cell["joules"] / (4 * 8 * 256**2 * 32) * 1e12)
+    assert cell["microjoules_per_token"] == pytest.approx(cell["joules"] / 256 * 1e6)
+    none = run(*arguments, env={**environment, "TANDEM_POWERCAP": str(tmp_path / "no")}).stdout
+    assert none.endswith(f"\nenergy: {tmp_path}/no has no RAPL counter of a package\n")
+    assert "uJ/token" in none
+
+
 @pytest.mark.parametrize("of_pass", ["forward", "backward"])
 def test_bench_does_not_time_wrong_results(run, of_pass, tmp_path):
     """The library is right, so the oracle is made wrong: with another exp, its LSE is off by 0.01."""

@@ -57,6 +57,21 @@ def test_one_small_grid(tmp_path: Path) -> None:
     assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_joules_are_those_of_the_counters(tmp_path: Path, powercap: Path) -> None:
+    cell = ["--seqlen", "512", "--batch", "1", "--head-dim", "64", "--dtype", "f32", "--mask", "full"]
+    command = [*BENCH, "cpu", "--joules", "--budget", "1", "--rounds", "1", "--pass", "forward", *cell]
+    environment = os.environ | {"TANDEM_POWERCAP": str(powercap)}
+    done = subprocess.run(
+        [*command, "--output", tmp_path], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "energy: the CPU's packages, by RAPL" in done.stderr and "pJ/FLOP" in done.stderr
+    (measured,) = json.loads((tmp_path / "cpu.json").read_text())["cells"]
+    for found in (measured["tandem"], measured["torch"]):
+        assert found["joules"] == pytest.approx(50 * found["median"], rel=0.9)
+        assert found["picojoules_per_flop"] == pytest.approx(found["joules"] / measured["flops"] * 1e12)
+        assert found["microjoules_per_token"] == pytest.approx(found["joules"] / 512 * 1e6)
+
+
 def test_accuracy_of_eight_bits(tmp_path: Path) -> None:
     program = ROOT / "build" / "release" / "bench" / "accuracy"
     if not program.exists():
