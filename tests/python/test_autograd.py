@@ -289,17 +289,22 @@ def test_scales_that_require_a_gradient_are_refused(name: str, function: Any) ->
         assert torch.isfinite(function(q, k, v, **options).float()).all()
 
 
-@pytest.mark.parametrize("feature", ["plain", "lse", "mask function"])
+@pytest.mark.parametrize("feature", ["plain", "lse", "mask function", "autocast"])
 def test_a_plain_recorded_call_and_its_backward_take_the_quick_way(
     feature: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither looks at a tensor in Python: the host's time of a step depends on it."""
     q, k, v = (t.requires_grad_() for t in qkv())
     options: dict[str, Any] = {} if feature != "mask function" else {"mask_mod": lambda b, h, i, j: i - j < 4}
-    expected = torch.autograd.grad((tandem.attention(q, k, v, **options) ** 2).sum(), (q, k, v))
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=feature == "autocast")
+    with autocast:
+        result = tandem.attention(q, k, v, **options)
+    expected = torch.autograd.grad(result, (q, k, v), 2 * result.detach())
     monkeypatch.delattr(_calls, "in_full")
     monkeypatch.delattr(_core, "backward")
-    out, lse = tandem.attention(q, k, v, return_lse=True, **options)
+    with autocast:
+        out, lse = tandem.attention(q, k, v, return_lse=True, **options)
+    assert out.dtype == (torch.bfloat16 if feature == "autocast" else torch.float32)
     assert out.grad_fn is not None and out.grad_fn is lse.grad_fn
     given = ((out, lse), (2 * out.detach(), torch.zeros_like(lse)))
     results, gradients = given if feature == "lse" else (out, 2 * out.detach())

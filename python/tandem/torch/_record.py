@@ -52,10 +52,14 @@ _apply: Any = super(torch.autograd.Function, TandemAttention).apply
 
 
 def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool) -> Any:
-    """The result, or it and the LSE; None where autocast, a profiler or what _direct.is_watched names has a
-    part in the call, or a tensor is unusual."""
-    if _direct.is_watched() or torch._C._is_any_autocast_enabled() or _direct.is_profiled():
+    """The result, or it and the LSE; None where a profiler or what _direct.is_watched names has a part in the
+    call, or a tensor is unusual."""
+    if _direct.is_watched() or _direct.is_profiled():
         return None
+    if torch._C._is_any_autocast_enabled():
+        if not _direct.is_possible(q, k, v):
+            return None
+        q, k, v = _derivatives.autocast(q, k, v)
     inputs, options = (q, k, v, sink, *call.metadata), call.options()
     results = _core.forward_tensors(inputs, options, bool(return_lse), torch.is_grad_enabled())
     if results is True:
