@@ -209,9 +209,10 @@ class TandemImpl(AttentionImpl):
         sink = None if self.sinks is None else self.sinks.float()
         for requests in attn_metadata.requests:
             flags = requests.causal if isinstance(requests.causal, Tensor) else None
+            causal = requests.causal if isinstance(requests.causal, bool) else False
             q, out = query[requests.rows], output[requests.rows]
             if requests.each > 0:
-                q, out = (t.unflatten(0, (-1, requests.each)) for t in (q, out))
+                q, out = (t.view(-1, requests.each, *t.shape[1:]) for t in (q, out))
             attention(
                 q,
                 k_cache,
@@ -220,7 +221,7 @@ class TandemImpl(AttentionImpl):
                 seqused_k=requests.seq_lens,
                 page_table=attn_metadata.block_table[requests.members],
                 scale=self.scale,
-                causal=flags is None and requests.causal,
+                causal=causal,
                 causal_by_sequence=flags,
                 window=window,
                 softcap=self.softcap,
