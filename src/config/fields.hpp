@@ -136,14 +136,14 @@ template <>
 struct MembersOf<BackwardConfig>
     : Members<&BackwardConfig::tiling, &BackwardConfig::cluster, &BackwardConfig::q_stages,
               &BackwardConfig::dout_stages, &BackwardConfig::dq_parts, &BackwardConfig::mask,
-              &BackwardConfig::softcap, &BackwardConfig::schedule, &BackwardConfig::f32_dq,
+              &BackwardConfig::transform, &BackwardConfig::schedule, &BackwardConfig::f32_dq,
               &BackwardConfig::f32_dk_dv, &BackwardConfig::functions> {};
 template <>
 struct MembersOf<Sm80BackwardSchedule> : Members<&Sm80BackwardSchedule::deterministic> {};
 template <>
 struct MembersOf<Sm80BackwardConfig>
     : Members<&Sm80BackwardConfig::tiling, &Sm80BackwardConfig::q_stages, &Sm80BackwardConfig::dout_stages,
-              &Sm80BackwardConfig::mask, &Sm80BackwardConfig::softcap, &Sm80BackwardConfig::schedule,
+              &Sm80BackwardConfig::mask, &Sm80BackwardConfig::transform, &Sm80BackwardConfig::schedule,
               &Sm80BackwardConfig::ds_in_dout, &Sm80BackwardConfig::halved, &Sm80BackwardConfig::f32_dq,
               &Sm80BackwardConfig::f32_dk_dv, &Sm80BackwardConfig::functions> {};
 template <>
@@ -151,7 +151,7 @@ struct MembersOf<EightBitConfig>
     : Members<&EightBitConfig::tiling, &EightBitConfig::qk, &EightBitConfig::pv, &EightBitConfig::stages,
               &EightBitConfig::q_stages, &EightBitConfig::mask, &EightBitConfig::row_scales,
               &EightBitConfig::v_row_scales, &EightBitConfig::rotated_v, &EightBitConfig::parts,
-              &EightBitConfig::linear_exp2, &EightBitConfig::arranged, &EightBitConfig::softcap,
+              &EightBitConfig::linear_exp2, &EightBitConfig::arranged, &EightBitConfig::transform,
               &EightBitConfig::schedule> {};
 template <>
 struct MembersOf<PackConfig> : Members<&PackConfig::paired, &PackConfig::widens, &PackConfig::element> {};

@@ -18,5 +18,10 @@ constexpr ScoreTransform transform_of(const ScoreOptions& options) {
   if (options.softcap > 0.0F) return ScoreTransform::softcap;
   return options.scale > 0.0F ? ScoreTransform::raw : ScoreTransform::scaled;
 }
+/// For kernels that take the scale into the exponent whatever its sign: backward, and forward in 8 bits.
+constexpr ScoreTransform transform_of_any_scale(const ScoreOptions& options) {
+  const ScoreTransform transform = transform_of(options);
+  return transform == ScoreTransform::scaled ? ScoreTransform::raw : transform;
+}
 
 }  // namespace tandem

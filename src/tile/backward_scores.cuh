@@ -148,22 +148,13 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>, C.functio
 
   TANDEM_DEVICE float probability(float score, float lse_log2, float scale, float& slope) const {
     if constexpr (C.functions.dropout) slope = 1.0F;
-    if constexpr (!C.softcap) return ptx::exp2(ptx::fma(score, scale, -lse_log2));
-    const CappedScore capped = cap_score(score, 2.0F * scale / p.score.softcap);
-    slope = capped.slope;
-    return ptx::exp2(ptx::fma(capped.part, p.score.softcap * log2_e, -lse_log2));
+    return probability_of<C.transform>(score, lse_log2, scale, p.score, slope);
   }
 
   /// What the score function takes: the scaled score, and its slope where that is capped.
   TANDEM_DEVICE float function_input(float score, float scale, float& slope) const {
-    float x = score * scale;
-    slope = 1.0F;
-    if constexpr (C.functions.score_function && C.softcap) {
-      const CappedScore capped = cap_score(score, 2.0F * log2_e * scale / p.score.softcap);
-      x = p.score.softcap * capped.part;
-      slope = capped.slope;
-    }
-    return x;
+    constexpr ScoreTransform transform = C.functions.score_function ? C.transform : ScoreTransform::raw;
+    return transformed_score<transform>(score, scale, p.score, slope);
   }
 
   /// P of the thread's key h and a query, through the caller's functions. `seen`: the mask function

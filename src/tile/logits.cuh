@@ -1,5 +1,4 @@
-// What scores go through between the tensor cores and the mask: scale and softcap, in every kernel. A
-// function of the user's on scores has its place here.
+// What scores go through between the tensor cores and the mask, in every kernel: scale and softcap.
 #pragma once
 
 #include "ops/forward/config.hpp"
@@ -60,6 +59,29 @@ struct CappedScore {
 TANDEM_DEVICE CappedScore cap_score(float score, float inner) {
   const float r = ptx::reciprocal(1.0F + ptx::exp2(score * inner));
   return {1.0F - 2.0F * r, 4.0F * r * (1.0F - r)};
+}
+
+/// P of a raw score in the backward kernels, whose scale has the factor log2(e). Writes the derivative of the
+/// transformed score where there is a transform.
+template <ScoreTransform transform>
+TANDEM_DEVICE float probability_of(float score, float lse_log2, float scale, const ScoreOptions& options,
+                                   float& slope) {
+  if constexpr (transform != ScoreTransform::softcap) return ptx::exp2(ptx::fma(score, scale, -lse_log2));
+  const CappedScore capped = cap_score(score, 2.0F * scale / options.softcap);
+  slope = capped.slope;
+  return ptx::exp2(ptx::fma(capped.part, options.softcap * log2_e, -lse_log2));
+}
+
+/// What a score function takes in the backward kernels: the transformed score, and its derivative.
+template <ScoreTransform transform>
+TANDEM_DEVICE float transformed_score(float score, float scale, const ScoreOptions& options, float& slope) {
+  if constexpr (transform != ScoreTransform::softcap) {
+    slope = 1.0F;
+    return score * scale;
+  }
+  const CappedScore capped = cap_score(score, 2.0F * log2_e * scale / options.softcap);
+  slope = capped.slope;
+  return options.softcap * capped.part;
 }
 
 /// A thread's scores of an unmasked block, element by element from global memory. They serve the rare block

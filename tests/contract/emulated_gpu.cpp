@@ -85,8 +85,8 @@ class EmulatedGpu : public harness::Runner {
   static bool suits(const EmulatedBackwardConfig& config, const harness::Case& c) {
     return c.dtype == (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16) &&
            c.head_dim_qk <= config.tiling.head_dim_qk && c.head_dim_v <= config.tiling.head_dim_v &&
-           config.softcap == (c.options.softcap > 0.0F) && config.f32_dq == (c.f32_gradients % 2 == 1) &&
-           config.f32_dk_dv == (c.f32_gradients / 2 == 1) &&
+           (config.transform == ScoreTransform::softcap) == (c.options.softcap > 0.0F) &&
+           config.f32_dq == (c.f32_gradients % 2 == 1) && config.f32_dk_dv == (c.f32_gradients / 2 == 1) &&
            config.functions.score_function == !c.score_function.empty() &&
            config.functions.dropout == (c.options.dropout_p > 0.0F) &&
            config.functions.dropout_places != c.dropout_places.empty() && suits_mask(config.mask, c);

@@ -35,8 +35,8 @@ TEST(BackwardPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
 TEST(BackwardPlan, TakesTheProblemsFeatures) {
   Problem p = problem(128, 96);
   const BackwardConfig plain = choose_backward_config(CallFacts(p));
-  EXPECT_FALSE(plain.mask.causal || plain.mask.local || plain.softcap || plain.mask.varlen ||
-               plain.schedule.deterministic);
+  EXPECT_FALSE(plain.mask.causal || plain.mask.local || plain.transform != ScoreTransform::raw ||
+               plain.mask.varlen || plain.schedule.deterministic);
   EXPECT_EQ(plain.tiling.element, Element::bf16);
   p.q.dtype = DType::f16;
   p.window_right = 0;
@@ -46,7 +46,8 @@ TEST(BackwardPlan, TakesTheProblemsFeatures) {
   const int lengths[] = {0, 1000};
   p.seqused_k.data = lengths;
   const BackwardConfig c = choose_backward_config(CallFacts(p));
-  EXPECT_TRUE(c.mask.causal && c.mask.local && c.softcap && c.mask.varlen && c.schedule.deterministic);
+  EXPECT_TRUE(c.mask.causal && c.mask.local && c.transform == ScoreTransform::softcap && c.mask.varlen &&
+              c.schedule.deterministic);
   EXPECT_EQ(c.tiling.element, Element::f16);
   p.window_right = 999;  // not even the first query feels it
   p.window_left = 999;

@@ -101,9 +101,9 @@ TEST(EightBitPlan, ReadsQuantizedValuesWhereTheyAreIfTmaCan) {
 
 TEST(EightBitPlan, CapsScoresWhereAskedTo) {
   Problem p = problem(128, true);
-  EXPECT_FALSE(choose_eight_bit_config(CallFacts(p), int8_recipe).softcap);
+  EXPECT_EQ(choose_eight_bit_config(CallFacts(p), int8_recipe).transform, ScoreTransform::raw);
   p.softcap = 15.0F;
-  EXPECT_TRUE(choose_eight_bit_config(CallFacts(p), int8_recipe).softcap);
+  EXPECT_EQ(choose_eight_bit_config(CallFacts(p), int8_recipe).transform, ScoreTransform::softcap);
 }
 
 TEST(EightBitPlan, ExponentialsAreLinearWhereTheRecipeAllows) {

@@ -128,16 +128,11 @@ void see_by_functions(Tile& t) {
 /// What a function sees, out of the raw products of `count` keys: the scaled score, softcapped.
 template <typename Tile>
 void scale_and_cap(Tile& t, float* scores, int count) {
-  const bool capped = t.b.score.softcap > 0.0F;
-  const Vec scale = broadcast(t.b.score.scale);
-  const Vec cap = broadcast(t.b.score.softcap);
-  const Vec inverse_cap = broadcast(capped ? 1.0F / t.b.score.softcap : 0.0F);
+  const SlopedLogits logits(t.b.score);
   for (int j = 0; j < count; ++j) {
     for (int n = 0; n < halves; ++n) {
       float* const s = scores + j * panel_lanes + n * vec_lanes;
-      Vec score = hn::Mul(load(s), scale);
-      if (capped) score = hn::Mul(tanh(hn::Mul(score, inverse_cap)), cap);
-      store(score, s);
+      store(logits.logit(load(s)), s);
     }
   }
 }
@@ -158,9 +153,7 @@ void find_kept(Tile& t, std::int64_t p, std::int64_t r, int count) {
 template <typename Tile>
 void exponentials_by_functions(Tile& t, std::int64_t p, std::int64_t r, int count) {
   const FunctionProgram* const program = t.b.functions->score;
-  const bool capped = t.b.score.softcap > 0.0F;
-  const Vec scale = broadcast(t.b.score.scale);
-  const Vec inverse_cap = broadcast(capped ? 1.0F / t.b.score.softcap : 0.0F);
+  const SlopedLogits logits(t.b.score);
   float* const scores = t.at(t.x.weight) + r * panel_lanes;
   scale_and_cap(t, scores, count);
   find_kept(t, p, r, count);
@@ -184,11 +177,7 @@ void exponentials_by_functions(Tile& t, std::int64_t p, std::int64_t r, int coun
     for (int n = 0; n < halves; ++n) {
       float* const weight = scores + j * panel_lanes + n * vec_lanes;
       const Vec logit = fetch(values[n], j);
-      Vec slope = scale;
-      if (capped) {
-        const Vec bent = hn::Mul(load(weight), inverse_cap);
-        slope = hn::Mul(scale, hn::NegMulAdd(bent, bent, broadcast(1.0F)));
-      }
+      Vec slope = logits.slope(load(weight));
       if (program != nullptr) slope = hn::Mul(slope, fetch(slopes[n], j));
       std::uint16_t* const lanes = t.seen_lanes(p, r + j, n);
       const Mask seen = hn::And(mask_of(lanes), hn::Ne(logit, broadcast(-__builtin_inff())));

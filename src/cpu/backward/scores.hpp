@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/backward/tile.hpp"
+#include "cpu/common/logits.hpp"
 #include "cpu/simd/math.hpp"
 #include "cpu/simd/transpose.hpp"
 
@@ -25,11 +26,9 @@ TANDEM_INLINE Vec kept_times_scale(Tile& t, std::int64_t p, std::int64_t r, int 
   return hn::IfThenElseZero(mask_of(t.kept_lanes(p, r, n)), scaled);
 }
 
-template <bool capped, bool masked, typename Tile>
+template <bool transforms, bool masked, typename Tile>
 void exponentials(Tile& t, std::int64_t p, std::int64_t s) {
-  const Vec scale = broadcast(t.b.score.scale);
-  const Vec cap = broadcast(t.b.score.softcap);
-  const Vec inverse_cap = broadcast(capped ? 1.0F / t.b.score.softcap : 0.0F);
+  const SlopedLogits logits(t.b.score);
   const Vec lse[2] = {load(t.at(t.x.lse) + p * panel_lanes),
                       load(t.at(t.x.lse) + p * panel_lanes + vec_lanes)};
   for (int i = 0; i < t.rows_of_strip(s); ++i) {
@@ -38,13 +37,8 @@ void exponentials(Tile& t, std::int64_t p, std::int64_t s) {
     for (int n = 0; n < 2; ++n) {
       // Where one key takes all of a row, lse is this product rounded. The compiler may fuse it with the
       // subtraction: then the difference is that rounding, not 0.
-      Vec logit = hn::Mul(load(t.at(t.x.tile) + i * panel_lanes + n * vec_lanes), scale);
-      Vec slope = scale;
-      if constexpr (capped) {
-        const Vec bent = tanh(hn::Mul(logit, inverse_cap));
-        logit = hn::Mul(bent, cap);
-        slope = hn::Mul(scale, hn::NegMulAdd(bent, bent, broadcast(1.0F)));
-      }
+      Vec logit = load(t.at(t.x.tile) + i * panel_lanes + n * vec_lanes);
+      const Vec slope = logits.to_logit<transforms>(logit);
       probability[n] = exp2(hn::Mul(hn::Sub(logit, lse[n]), broadcast(log2_e)));
       if constexpr (masked) probability[n] = hn::IfThenElseZero(t.visible(p, r, n), probability[n]);
       store(hn::Mul(probability[n], slope), t.at(t.x.weight) + r * panel_lanes + n * vec_lanes);
@@ -67,7 +61,7 @@ void probabilities(Tile& t, std::int64_t p, std::int64_t s) {
                                 t.rows_of_strip(s));
   const bool masked = !t.sees_all(p, s);
   t.masked = t.masked || masked;
-  if (t.b.score.softcap > 0.0F) {
+  if (transform_of(t.b.score) == ScoreTransform::softcap) {
     masked ? exponentials<true, true>(t, p, s) : exponentials<true, false>(t, p, s);
   } else {
     masked ? exponentials<false, true>(t, p, s) : exponentials<false, false>(t, p, s);

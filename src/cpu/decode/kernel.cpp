@@ -12,8 +12,8 @@
 //
 // Compiled once for each instruction set (targets/targets.cmake).
 
+#include "cpu/common/logits.hpp"
 #include "cpu/decode/products.hpp"
-#include "cpu/forward/logits.hpp"
 #include "cpu/forward/one_key.hpp"
 #include "cpu/simd/math.hpp"
 #include "cpu/simd/stage.hpp"
@@ -42,11 +42,9 @@ TANDEM_INLINE PartialView<Float> partial_at(Float* data, int rows) {
   return {data, data + rows, data + 2 * rows};
 }
 
-/// The softcap; `s` is padded to whole registers.
-TANDEM_INLINE void cap_row(float* s, int count, const Logits& logits) {
-  for (int j = 0; j < count; j += vec_lanes) {
-    store(hn::Mul(tanh(hn::Mul(load(s + j), broadcast(logits.cap_in))), broadcast(logits.cap_out)), s + j);
-  }
+/// Transforms the scores of a row, which is padded to whole registers.
+TANDEM_INLINE void transform_row(float* s, int count, const Logits& logits) {
+  for (int j = 0; j < count; j += vec_lanes) store(logits.transform(load(s + j)), s + j);
 }
 
 /// Turns one row's scores into weights and brings its maximum, sum and O up to date.
@@ -88,7 +86,7 @@ TANDEM_INLINE void clear(const PartialView<Float>& sums, int rows, int columns) 
 /// Adds the sums `b` to `a`.
 template <typename Float>
 void fold(const ForwardTile& t, const PartialView<double>& a, const PartialView<Float>& b) {
-  const auto factor = static_cast<double>(logits_of(t).factor);
+  const auto factor = static_cast<double>(logits_of(t, false).factor);
   for (int r = 0; r < t.count; ++r) {
     const double next = static_cast<double>(b.maximum[r]);
     const double top = a.maximum[r] > next ? a.maximum[r] : next;
@@ -181,7 +179,7 @@ template <typename Scores, int rows, typename K>
   for (int r = 0; r < rows; ++r) {
     float* s = scores + r * short_block;
     if (scales.k != nullptr) multiply_row(s, block.count, scales.k);
-    if (head.logits.cap_out != 0.0F) cap_row(s, block.count, head.logits);
+    if (head.logits.transforms()) transform_row(s, block.count, head.logits);
     if (masked) hide_keys(seen.rows[first + r], begin, block.count, s);
     soften_row(s, block.count, head.logits.factor, head.sums, first + r, t.head_dim_v);
     if (scales.v != nullptr) multiply_row(s, block.count, scales.v);
@@ -223,7 +221,7 @@ Head<typename Scores::Query> open_head(const ForwardTile& t, const ForwardTile& 
       .q = reinterpret_cast<typename Scores::Query*>(t.scratch + layout.q),
       .k_offset = (static_cast<const char*>(t.k) - static_cast<const char*>(first_tile.k)) / key_bytes,
       .v_offset = (static_cast<const char*>(t.v) - static_cast<const char*>(first_tile.v)) / key_bytes,
-      .logits = logits_of(t),
+      .logits = logits_of(t, false),
       .sums = partial_at(reinterpret_cast<float*>(t.scratch + layout.sums), t.count)};
   clear(head.sums, t.count, t.head_dim_v);
   const int stride = query_stride<Scores>(t.head_dim_qk);
@@ -317,7 +315,7 @@ void fold_short(const ForwardTile& t, double* total, const double* next) {
 
 template <typename T, typename K, typename Out>
 void write(const ForwardTile& t, const PartialView<const double>& total) {
-  const float scale = logits_of(t).scale;
+  const float scale = logits_of(t, false).scale;
   auto* const out = reinterpret_cast<float*>(t.scratch + short_scratch(t.head_dim_qk, t.head_dim_v).sums);
   for (int r = 0; r < t.count; ++r) {
     const std::int64_t row = (t.first + r) / t.group;

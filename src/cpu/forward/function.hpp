@@ -242,12 +242,11 @@ struct FunctionRows {
 
   /// What a function sees, out of raw products: the scaled score, softcapped.
   void scale_and_cap(float* scores, int count) const {
-    if (logits.cap_out == 0.0F && (t.functions->score == nullptr || logits.cap_in == 1.0F)) return;
+    const bool transforms = logits.transforms();
+    if (!transforms && (t.functions->score == nullptr || logits.cap_in == 1.0F)) return;
     for (int key = 0; key < count; ++key) {
       float* const s = scores + key * stripe_lanes;
-      Vec score = hn::Mul(load(s), broadcast(logits.cap_in));
-      if (logits.cap_out != 0.0F) score = hn::Mul(tanh(score), broadcast(logits.cap_out));
-      store(score, s);
+      store(transforms ? logits.transform(load(s)) : hn::Mul(load(s), broadcast(logits.cap_in)), s);
     }
   }
 };

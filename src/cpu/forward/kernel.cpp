@@ -293,7 +293,7 @@ template <typename Math, typename T, typename K>
 struct TilePass {
   const ForwardTile& t;
   const ForwardScratch layout = forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v);
-  const Logits logits = logits_of(t);
+  const Logits logits = logits_of(t, t.functions != nullptr && t.functions->score != nullptr);
   const KeyRuns runs = key_runs(t.split_size, t.block_k);
   Stripes<Math> stripes{};
 

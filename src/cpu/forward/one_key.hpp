@@ -79,11 +79,7 @@ void write_one_key_row(const ForwardTile& t, std::int64_t row, std::int64_t head
     gather_scales(t, t.v_scales, key, 1, &of_row);
     v_scale *= of_row;
   }
-  Vec logit = hn::Mul(broadcast(product), broadcast(t.scale));
-  if (t.softcap != 0.0F) {
-    logit = hn::Mul(tanh(hn::Mul(logit, broadcast(1.0F / t.softcap))), broadcast(t.softcap));
-  }
-  const float lse = hn::GetLane(logit);
+  const float lse = hn::GetLane(SlopedLogits(t).logit(broadcast(product)));
   // The softmax of an infinite logit is 0 / 0 or infinity / infinity.
   const bool finite = __builtin_fabsf(lse) < __builtin_inff();
   Out* out = static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;

@@ -66,10 +66,10 @@ LaneKeys lane_keys(const Stripe<Math>& s, const Block<Math>& b, int vec) {
 
 /// Softcap, mask and maximum of one register's scores of keys [keys.begin, keys.end), in place.
 TANDEM_INLINE Vec finish_scores(float* scores, const LaneKeys& keys, const Logits& logits) {
-  if (logits.cap_out != 0.0F) {
+  if (logits.transforms()) {
     for (int j = keys.begin; j < keys.end; ++j) {
       float* s = scores + j * stripe_lanes;
-      store(hn::Mul(tanh(hn::Mul(load(s), broadcast(logits.cap_in))), broadcast(logits.cap_out)), s);
+      store(logits.transform(load(s)), s);
     }
   }
   if (keys.partial) {

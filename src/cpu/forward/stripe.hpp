@@ -1,8 +1,8 @@
 // What a tile of queries is cut into: stripes of rows, which lie in the lanes, and blocks of keys.
 #pragma once
 
+#include "cpu/common/logits.hpp"
 #include "cpu/forward/lane_totals.hpp"
-#include "cpu/forward/logits.hpp"
 #include "cpu/simd/math.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {

@@ -51,7 +51,7 @@ struct BackwardConfig {
   int dout_stages = 2;  ///< blocks of dO in flight
   int dq_parts = 1;     ///< a block of dQ passes through shared memory in so many parts
   Mask mask{};
-  bool softcap = false;
+  ScoreTransform transform = ScoreTransform::raw;
   BackwardSchedule schedule{};
   bool f32_dq = false;  ///< dq is f32, and so are dk and dv; of the kernel that writes them alone
   bool f32_dk_dv = false;
@@ -62,7 +62,7 @@ struct BackwardConfig {
   [[nodiscard]] static constexpr RegisterSplit registers() { return split_registers(consumers); }
   /// P and dS differ by more than a factor of the row: dS is made from P times a slope, or before dropout.
   [[nodiscard]] constexpr bool sloped() const {
-    return softcap || functions.score_function || functions.dropout;
+    return transform != ScoreTransform::raw || functions.score_function || functions.dropout;
   }
   /// P stays in f32 until dS is made from it, so that dS is rounded once. At 128 by 128 columns with
   /// ping-pong ptxas (NVRTC 13.0) serialises the products then, and a slope or functions leave no registers

@@ -69,7 +69,8 @@ Config backward_main_config(Config config) {
 template <typename Config>
 Config backward_rows_config(Config c) {
   constexpr Config defaults;
-  c.mask.causal = c.mask.local = c.softcap = false;
+  c.mask.causal = c.mask.local = false;
+  c.transform = defaults.transform;
   c.f32_dq = c.f32_dk_dv = false;
   c.functions = {.mask_function = c.functions.given()};  // any of them may hide all keys of a query
   c.q_stages = defaults.q_stages;

@@ -44,8 +44,9 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   c.dq_parts = line.dq_parts;
   // The slope of a softcap beside P, or the values of functions that are not light: 128 queries spill 150 to
   // 300 bytes a thread. ALiBi and softcaps by tanh spill as much at 64 dimensions, and gain more.
-  const bool plain = !c.softcap && !c.functions.given();
-  if (c.softcap || !light) {
+  const bool transforms = c.transform != ScoreTransform::raw;
+  const bool plain = !transforms && !c.functions.given();
+  if (transforms || !light) {
     c.tiling.block_m = 64;
     c.tiling.head_dim_qk =
         padded(head_dim_qk, 64);  // the warpgroups halve dQ's columns, and a half is a strip
@@ -57,7 +58,7 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   // With ping-pong, causal attention at 512 takes 1.6 % (head dimension 64) and 1.9 % (128) longer, full
   // attention at 128 0.4 % less (records/history/backward.md, Ping-pong).
   const bool hides = c.mask.causal || c.functions.mask_function;
-  const bool has_step = !c.softcap && !c.functions.dropout && !c.functions.captured_gradients;
+  const bool has_step = !transforms && !c.functions.dropout && !c.functions.captured_gradients;
   const bool has_registers = light || head_dim_qk <= 64;
   c.schedule.pingpong =
       has_step && has_registers && line.pingpong_from > 0 && rows >= (hides ? 2 : 1) * line.pingpong_from;
@@ -168,7 +169,7 @@ Config wanted_backward_of(const CallFacts& facts) {
   Config c;
   c.tiling.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.mask = facts.mask;
-  c.softcap = p.softcap > 0.0F;
+  c.transform = transform_of_any_scale(p);
   c.functions = gpu::functions_config(gpu::functions_of(p));
   c.schedule.deterministic = p.deterministic;
   c.f32_dq = p.f32_dq;

@@ -130,7 +130,8 @@ std::vector<Sm80BackwardConfig> sm80_backward_configs(int shared_bytes_per_sm) {
     c.mask.causal = true;
     add(c);
     c.tiling.element = Element::f16;
-    c.mask.local = c.mask.varlen = c.softcap = c.schedule.deterministic = true;
+    c.mask.local = c.mask.varlen = c.schedule.deterministic = true;
+    c.transform = ScoreTransform::softcap;
     add(c);
   }
   return configs;

@@ -38,7 +38,7 @@ struct EightBitConfig {
   bool linear_exp2 = false;
 
   Arranged arranged = Arranged::all;
-  bool softcap = false;  ///< scores are capped before the mask
+  ScoreTransform transform = ScoreTransform::raw;
   EightBitSchedule schedule{};
 
   constexpr bool operator==(const EightBitConfig&) const = default;

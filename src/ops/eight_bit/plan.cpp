@@ -163,7 +163,7 @@ EightBitConfig choose_eight_bit_config(const CallFacts& facts, const Recipe& rec
   c.tiling.head_dim_qk = padded(p.head_dim_qk, 32);
   c.tiling.head_dim_v = padded(p.head_dim_v, 32);
   c.mask = facts.mask;
-  c.softcap = p.softcap > 0.0F;
+  c.transform = transform_of_any_scale(p);
   return with_callers_values(with_keys(with_tile(c), p.rows_k), p);
 }
 

@@ -106,7 +106,7 @@ TEST_P(EmulatedCausalBackwardTest, NaNInAKeyReachesTheQueriesThatSeeIt) {
   spec.options.window_left = config.mask.local ? 40 : -1;
   spec.options.window_right = config.mask.local ? 5 : -1;
   spec.options.causal = !config.mask.local;
-  spec.options.softcap = config.softcap ? 2.0F : 0.0F;
+  spec.options.softcap = config.transform == ScoreTransform::softcap ? 2.0F : 0.0F;
   spec.options.deterministic = config.deterministic;
   SCOPED_TRACE(spec.describe());
   harness::Call call(spec);
@@ -343,7 +343,7 @@ TEST_P(EmulatedVarlenBackwardTest, SequencesThatOverlapEnd) {
   spec.lengths_q = spec.lengths_k = {rows, 20, 30};
   spec.options.causal = config.mask.causal;
   spec.options.deterministic = config.deterministic;
-  spec.options.softcap = config.softcap ? 2.0F : 0.0F;
+  spec.options.softcap = config.transform == ScoreTransform::softcap ? 2.0F : 0.0F;
   harness::Call call(spec);
   call.rows_overlap = true;
   for (harness::Box* box : {&call.cu_seqlens_q, &call.cu_seqlens_k}) {

@@ -26,13 +26,14 @@ harness::Case random_backward_case(std::uint64_t seed, const EmulatedBackwardCon
                  .head_dim_qk = config.tiling.head_dim_qk,
                  .head_dim_v = config.tiling.head_dim_v},
       .mask = {.causal = config.mask.causal, .local = config.mask.local, .varlen = config.mask.varlen},
-      .transform = config.softcap ? ScoreTransform::softcap : ScoreTransform::raw};
+      .transform = config.transform};
   Case c = random_forward_case(seed, forward);
   Random random(seed + 2000);
   const int rank_q = c.packed_q ? 3 : 4;
   const int rank_k = c.packed_k ? 3 : 4;
   c.lse = true;
-  if (!config.softcap && random.chance(0.2)) c.options.scale = random.pick({0.0F, -0.125F});
+  if (config.transform != ScoreTransform::softcap && random.chance(0.2))
+    c.options.scale = random.pick({0.0F, -0.125F});
   c.options.deterministic = config.deterministic;
   c.dout = harness::random_layout(random, rank_q, true);
   c.dq = harness::random_layout(random, rank_q, false);

@@ -22,7 +22,7 @@ struct EmulatedBackwardConfig {
         tiling(c.tiling),
         tile_keys(c.tile_keys()),
         mask(c.mask),
-        softcap(c.softcap),
+        transform(c.transform),
         deterministic(c.schedule.deterministic),
         keeps_p(c.keeps_p()),
         f32_dq(c.f32_dq),
@@ -37,7 +37,8 @@ struct EmulatedBackwardConfig {
   BackwardTiling tiling;
   int tile_keys;
   Mask mask;
-  bool softcap, deterministic, keeps_p, f32_dq, f32_dk_dv;
+  ScoreTransform transform;
+  bool deterministic, keeps_p, f32_dq, f32_dk_dv;
   Functions functions;
 };
 

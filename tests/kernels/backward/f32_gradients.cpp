@@ -15,7 +15,7 @@ constexpr BackwardConfig pingpong(BackwardConfig c) {
 }
 constexpr auto capped_f16(auto c) {
   c.tiling.element = Element::f16;
-  c.softcap = true;
+  c.transform = ScoreTransform::softcap;
   return c;
 }
 constexpr BackwardConfig with_every_mask(BackwardConfig c) {

@@ -14,7 +14,7 @@ std::span<const EmulatedBackward> general_backwards() {
   }(narrow),
                                           [](BackwardConfig c) {
                                             c.tiling.element = Element::f16;
-                                            c.softcap = true;
+                                            c.transform = ScoreTransform::softcap;
                                             return c;
                                           }(narrow),
                                           [](BackwardConfig c) {

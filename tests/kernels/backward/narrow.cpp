@@ -13,7 +13,8 @@ std::span<const EmulatedBackward> narrow_backwards() {
                                           }(full),
                                           [](BackwardConfig c) {
                                             c.tiling.element = Element::f16;
-                                            c.mask.causal = c.mask.local = c.softcap = c.mask.varlen = true;
+                                            c.mask.causal = c.mask.local = c.mask.varlen = true;
+                                            c.transform = ScoreTransform::softcap;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {

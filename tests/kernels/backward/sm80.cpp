@@ -22,7 +22,7 @@ constexpr Sm80BackwardConfig in_order(Sm80BackwardConfig c) {
 }
 constexpr Sm80BackwardConfig capped_f16(Sm80BackwardConfig c) {
   c.tiling.element = Element::f16;
-  c.softcap = true;
+  c.transform = ScoreTransform::softcap;
   return c;
 }
 /// As on GPUs with 100 KB of shared memory an SM.

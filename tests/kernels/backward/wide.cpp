@@ -12,7 +12,8 @@ std::span<const EmulatedBackward> wide_backwards() {
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
-                                            c.mask.local = c.softcap = c.schedule.deterministic = true;
+                                            c.mask.local = c.schedule.deterministic = true;
+                                            c.transform = ScoreTransform::softcap;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
@@ -33,7 +34,8 @@ std::span<const EmulatedBackward> wide_backwards() {
                                           }(full),
                                           [](BackwardConfig c) {
                                             c.tiling.element = Element::f16;
-                                            c.mask.causal = c.softcap = c.schedule.pingpong = true;
+                                            c.mask.causal = c.schedule.pingpong = true;
+                                            c.transform = ScoreTransform::softcap;
                                             return c;
                                           }(full)>();
   return kernels;

@@ -22,7 +22,8 @@ std::span<const EmulatedBackward> widest_backwards() {
                              .mask = {.causal = true, .varlen = true}},
               [](BackwardConfig c) {
                 c.tiling.element = Element::f16;
-                c.mask.causal = c.mask.local = c.softcap = c.mask.varlen = c.schedule.deterministic = true;
+                c.mask.causal = c.mask.local = c.mask.varlen = c.schedule.deterministic = true;
+                c.transform = ScoreTransform::softcap;
                 return c;
               }(cluster_of_two)>();
   return kernels;

@@ -183,7 +183,7 @@ harness::Case random_eight_bit_case(std::uint64_t seed, const EightBitConfig& co
   c.options.causal = config.mask.causal;
   c.options.window_right = -1;
   c.options.window_left = config.mask.local ? random.between(0, 200) : -1;
-  c.options.softcap = config.softcap ? random.pick({0.5F, 4.0F, 30.0F}) : 0.0F;
+  c.options.softcap = config.transform == ScoreTransform::softcap ? random.pick({0.5F, 4.0F, 30.0F}) : 0.0F;
   c.options.scale = random.pick({0.0F, 0.05F, 0.125F, 0.2F});
   c.lse = true;
   c.q = c.k = c.v = c.out = c.lse_layout = {};

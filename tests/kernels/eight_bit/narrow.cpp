@@ -53,13 +53,13 @@ std::span<const EmulatedEightBit> narrow_eight_bit() {
       EightBitConfig{.tiling = {.head_dim_qk = 64, .head_dim_v = 64},
                      .mask = {.causal = true, .varlen = true},
                      .linear_exp2 = true,
-                     .softcap = true,
+                     .transform = ScoreTransform::softcap,
                      .schedule = {.dynamic = true}},
       EightBitConfig{.tiling = {.head_dim_qk = 64, .head_dim_v = 64},
                      .qk = OperandType::s8,
                      .pv = OperandType::s8,
                      .rotated_v = true,
-                     .softcap = true}>();
+                     .transform = ScoreTransform::softcap}>();
   return kernels;
 }
 

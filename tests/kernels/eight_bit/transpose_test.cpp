@@ -194,7 +194,7 @@ TEST(TransposedValues, ScoresThatAreCapped) {
   constexpr EightBitConfig config{.tiling = {.head_dim_qk = 64, .head_dim_v = 64},
                                   .mask = {.causal = true, .varlen = true},
                                   .linear_exp2 = true,
-                                  .softcap = true,
+                                  .transform = ScoreTransform::softcap,
                                   .schedule = {.dynamic = true}};
   Case c = case_of(config, 64, 64);
   c.used_k = {270, 201};

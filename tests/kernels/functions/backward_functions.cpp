@@ -9,7 +9,7 @@ namespace {
 constexpr BackwardConfig with_functions(Element element, bool scored, bool softcap) {
   return {.tiling = {.element = element, .head_dim_qk = 64, .head_dim_v = 64},
           .mask = {.causal = true, .local = true, .varlen = true},
-          .softcap = softcap,
+          .transform = softcap ? ScoreTransform::softcap : ScoreTransform::raw,
           .functions = {.digest = any_digest, .score_function = scored, .mask_function = true}};
 }
 

@@ -11,7 +11,7 @@ template <typename Config = BackwardConfig>
 constexpr Config captured(Element element, bool softcap, bool dropout) {
   return {.tiling = {.element = element, .head_dim_qk = 64, .head_dim_v = 64},
           .mask = {.causal = true, .local = true, .varlen = true},
-          .softcap = softcap,
+          .transform = softcap ? ScoreTransform::softcap : ScoreTransform::raw,
           .functions = {.digest = any_digest,
                         .score_function = true,
                         .mask_function = true,

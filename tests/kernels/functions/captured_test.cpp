@@ -28,7 +28,7 @@ Case case_of(const Named& f, const EmulatedBackwardConfig& config) {
   c.seqlen_q = 75;
   c.seqlen_k = 139;
   c.head_dim_qk = c.head_dim_v = config.tiling.head_dim_qk;
-  c.options.softcap = config.softcap ? 1.5F : 0.0F;
+  c.options.softcap = config.transform == ScoreTransform::softcap ? 1.5F : 0.0F;
   c.options.dropout_p = config.functions.dropout ? 0.3F : 0.0F;
   c.score_function = f.score;
   c.mask_function = f.mask;
@@ -76,7 +76,7 @@ const EmulatedBackward& general() {
   const auto kernels = captured_backwards();
   return *std::ranges::find_if(kernels, [](const EmulatedBackward& kernel) {
     return kernel.config.tiling.element == Element::bf16 && kernel.config.mask.varlen &&
-           !kernel.config.softcap && !kernel.config.functions.dropout;
+           kernel.config.transform != ScoreTransform::softcap && !kernel.config.functions.dropout;
   });
 }
 Case differentiated(const char* name) {

@@ -46,7 +46,7 @@ constexpr ForwardConfig lazy() {
 constexpr BackwardConfig backward_of(Element element, bool scored, bool softcap) {
   return {.tiling = {.element = element, .head_dim_qk = 64, .head_dim_v = 64},
           .mask = {.causal = true, .local = true, .varlen = true},
-          .softcap = softcap,
+          .transform = softcap ? ScoreTransform::softcap : ScoreTransform::raw,
           .functions = dropped(scored)};
 }
 

@@ -64,7 +64,7 @@ TEST_P(EveryBackward, GivesTheGradients) {
     if (c.mask_function.empty() && kernels.config.functions.block_lists) continue;
     SCOPED_TRACE(kernels.config.describe() + ": " + f.name);
     c.dtype = c.out_dtype = kernels.config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
-    c.options.softcap = kernels.config.softcap ? 1.5F : 0.0F;
+    c.options.softcap = kernels.config.transform == ScoreTransform::softcap ? 1.5F : 0.0F;
     c.options.deterministic = kernels.config.deterministic;
     c.options.dropout_p = kernels.config.functions.dropout ? 0.3F : 0.0F;
     if (kernels.config.functions.dropout_places) c.dropout_places = {8, 128, 64, 1, 3, 1001, 333, 1};
@@ -104,7 +104,8 @@ const EmulatedForward& scored_forward() {
 const EmulatedBackward& scored_backward() {
   const auto kernels = function_backwards();
   return *std::ranges::find_if(kernels, [](const EmulatedBackward& kernel) {
-    return kernel.config.functions.score_function && kernel.config.mask.varlen && !kernel.config.softcap &&
+    return kernel.config.functions.score_function && kernel.config.mask.varlen &&
+           kernel.config.transform != ScoreTransform::softcap &&
            kernel.config.tiling.element == Element::bf16;
   });
 }

@@ -56,7 +56,7 @@ constexpr Sm80ForwardConfig by_lists(bool scored, bool windowed, int stages) {
 constexpr Sm80BackwardConfig backward_of(Element element, bool scored, bool softcap, int head_dim = 64) {
   return {.tiling = {.element = element, .head_dim_qk = head_dim, .head_dim_v = head_dim},
           .mask = {.causal = true, .local = true, .varlen = true},
-          .softcap = softcap,
+          .transform = softcap ? ScoreTransform::softcap : ScoreTransform::raw,
           .functions = functions(scored)};
 }
 constexpr Sm80BackwardConfig in_order(Sm80BackwardConfig c) {

@@ -28,7 +28,7 @@ struct Sm80BackwardConfig {
   int q_stages = 2;     ///< blocks of Q in flight
   int dout_stages = 2;  ///< blocks of dO in flight
   Mask mask{};
-  bool softcap = false;
+  ScoreTransform transform = ScoreTransform::raw;
   Sm80BackwardSchedule schedule{};
   bool ds_in_dout = false;  ///< dS takes dO's place in shared memory, once dV has its products
   bool halved = false;      ///< warpgroups divide the work on the same keys of 128, too
@@ -39,7 +39,7 @@ struct Sm80BackwardConfig {
   constexpr bool operator==(const Sm80BackwardConfig&) const = default;
   [[nodiscard]] static constexpr int threads() { return 128 * consumers; }
   [[nodiscard]] constexpr bool sloped() const {
-    return softcap || functions.score_function || functions.dropout;
+    return transform != ScoreTransform::raw || functions.score_function || functions.dropout;
   }
   [[nodiscard]] static constexpr bool keeps_p() { return false; }
   [[nodiscard]] constexpr bool owns_keys() const { return tiling.block_n == 64 * consumers && !halved; }

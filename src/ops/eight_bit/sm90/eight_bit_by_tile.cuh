@@ -24,7 +24,8 @@ struct EightBitByTileRows : EightBitRows<C> {
   static_assert(!C.lazy_rescaling());
 
   /// Maxima of scores that are not masked are found among the integer sums.
-  static constexpr bool integer_maxima = C.qk == OperandType::s8 && !C.row_scales && !C.softcap;
+  static constexpr bool integer_maxima =
+      C.qk == OperandType::s8 && !C.row_scales && C.transform == ScoreTransform::raw;
 
   TANDEM_DEVICE EightBitByTileRows(Consumer& consumer, const tile::QueryTile& tile) : Base(consumer, tile) {
     this->clear_output();

@@ -167,7 +167,7 @@ struct EightBitConsumer {
       const float scale = load_scale<C>(p.q_scales, batch, head, C.row_scales ? row : row / quant_block);
       q_unit[h] = scale;
     }
-    if constexpr (C.softcap) {
+    if constexpr (C.transform == ScoreTransform::softcap) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) cap_shift[h] = shift_of_row(t, h) * (2.0F / p.forward.score.softcap);
     }
@@ -217,7 +217,8 @@ struct EightBitConsumer {
         }
       }
     }
-    if constexpr (C.softcap) tile::cap_scores(s, cap_unit, cap_shift, p.forward.score.softcap * tile::log2_e);
+    if constexpr (C.transform == ScoreTransform::softcap)
+      tile::cap_scores(s, cap_unit, cap_shift, p.forward.score.softcap * tile::log2_e);
   }
   /// Caller-supplied scales may be negative. The exponent's multiply-add allows that, but a maximum does not:
   /// the scores take the sign.
@@ -242,7 +243,7 @@ struct EightBitConsumer {
       }
       const float size = C.in_place() ? ptx::max_magnitude(0.0F, unit) : unit;
       score_unit[h] = size < tiny ? tiny : unit;
-      if constexpr (C.softcap) {
+      if constexpr (C.transform == ScoreTransform::softcap) {
         cap_unit[h] = unit * (2.0F / p.forward.score.softcap);
         score_unit[h] = 1.0F;
       }

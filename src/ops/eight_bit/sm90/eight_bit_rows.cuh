@@ -173,7 +173,8 @@ struct EightBitRows {
 
   TANDEM_DEVICE void load_shift(float (&shift)[2]) const {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) shift[h] = C.softcap ? 0.0F : c.shift_of_row(t, h);
+    for (int h = 0; h < 2; ++h)
+      shift[h] = C.transform == ScoreTransform::softcap ? 0.0F : c.shift_of_row(t, h);
   }
   /// Stores rows that see no key.
   TANDEM_DEVICE void store_empty() {
