@@ -74,7 +74,7 @@ std::size_t described_bytes(const Call& call, const Execution& execution) {
   join(joined.cu_seqlens_q, joined.cu_seqlens_k);
   join(joined.seqused_q, joined.seqused_k);
   if (!differs) return call.plan.workspace_bytes;
-  take_mask_window(joined);
+  fold_mask_window(joined);
   return std::max(call.plan.workspace_bytes, make_plan(joined, execution).workspace_bytes);
 }
 

@@ -90,7 +90,7 @@ class ProblemBuilder {
   void fine_scales(Scales& s, const Argument& a, bool packed, std::int64_t heads, std::int64_t rows,
                    const char* symbols) const;
   /// Scales by row (or block) whose dimension `head` is the heads, and the one behind it the rows.
-  static void take_rows(Scales& s, const Argument& a, std::size_t head);
+  static void scales_by_row(Scales& s, const Argument& a, std::size_t head);
   /// q is of 8-bit values, and so are k and v then.
   [[nodiscard]] bool quantized_inputs() const { return is_eight_bit(q_.tensor.dtype); }
   /// k and v are in pages, chosen by index, or padded on the left.

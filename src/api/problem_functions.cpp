@@ -58,7 +58,7 @@ void ProblemBuilder::functions() {
   function("mask_function", in_.mask_function, Function::Kind::mask);
   p_.score_function = in_.score_function;
   p_.mask_function = in_.mask_function;
-  take_mask_window(p_);
+  fold_mask_window(p_);
 }
 
 void ProblemBuilder::function(const char* name, const Function* f, Function::Kind kind) const {

@@ -71,7 +71,7 @@ void ProblemBuilder::scales_beside_rows(Scales& s, const Argument& a, const char
     invalid("{} has shape {}; it must be {}, here (1), ({}, {}) or ({}, {}, {})", a.name,
             check::shape_of(a.tensor), symbols, p_.batch, p_.heads_kv, k_.size(0), p_.heads_kv, k_.size(1));
   }
-  take_rows(s, a, 1);
+  scales_by_row(s, a, 1);
 }
 
 void ProblemBuilder::fine_scales(Scales& s, const Argument& a, bool packed, std::int64_t heads,
@@ -92,11 +92,11 @@ void ProblemBuilder::fine_scales(Scales& s, const Argument& a, bool packed, std:
             check::shape_of(a.tensor), symbols, p_.batch, heads, p_.batch, heads, blocks, p_.batch, heads,
             rows);
   }
-  take_rows(s, a, head);
+  scales_by_row(s, a, head);
   if (!packed && a.size(2) == blocks) s.group = ScaleGroup::block;
 }
 
-void ProblemBuilder::take_rows(Scales& s, const Argument& a, std::size_t head) {
+void ProblemBuilder::scales_by_row(Scales& s, const Argument& a, std::size_t head) {
   s.group = ScaleGroup::row;
   s.batch_stride = head == 0 ? 0 : stride_of(a.tensor, 0);
   s.head_stride = stride_of(a.tensor, head);

@@ -62,7 +62,7 @@ Operand scales_of(const Argument& scales, const Argument& x, const QuantizeProbl
 }
 
 /// The rotary embedding's tables.
-void take_rotary(QuantizeProblem& problem, const Argument& x, const Argument& cos, const Argument& sin) {
+void read_rotary(QuantizeProblem& problem, const Argument& x, const Argument& cos, const Argument& sin) {
   for (const Argument* table : {&cos, &sin}) check::consistent(*table);
   check::together(cos, sin);
   if (!cos.given()) return;
@@ -108,7 +108,7 @@ QuantizeProblem make_quantize_problem(const QuantizeArgs& args) {
   problem.codes = operand_of(codes.tensor, d - 1, d, d + 1);
   problem.group = group_of(args.granularity);
   problem.rotate = args.hadamard;
-  take_rotary(problem, x, cos, sin);
+  read_rotary(problem, x, cos, sin);
   problem.interleaved = args.interleaved;
   problem.scales = scales_of(scales, x, problem, d);
   check::consistent(mean);

@@ -34,8 +34,9 @@ class BoundsPrinter : FunctionPrinter {
     const std::vector<std::size_t> found = ranged(of);
     const char* const name_of_side = side(of);
     std::string text = fmt::format("  static constexpr int {}_values = {};\n", name_of_side, found.size());
-    text += fmt::format("  static TANDEM_DEVICE void take_{0}([[maybe_unused]] const {1}& {0}, i32*{2}) {{\n",
-                        name_of_side, of == Shape::row ? "Row" : "Key", found.empty() ? "" : " values");
+    text +=
+        fmt::format("  static TANDEM_DEVICE void write_{0}([[maybe_unused]] const {1}& {0}, i32*{2}) {{\n",
+                    name_of_side, of == Shape::row ? "Row" : "Key", found.empty() ? "" : " values");
     for (std::size_t i = 0; i < found.size(); ++i) {
       const FunctionType type = nodes_[found[i]].type;
       const char* const taken = type == FunctionType::boolean ? "-"

@@ -113,7 +113,7 @@ struct Loaded {
 
   /// With functions, on a device: of those that nobody has, the quarter of most_function_kernels that was
   /// used longest ago, out of the table; none where there is room.
-  std::vector<Entry> take_unused(int device) {
+  std::vector<Entry> remove_unused(int device) {
     const std::unique_lock lock(mutex);
     std::size_t count = 0;
     std::vector<const Entry*> unused;
@@ -134,7 +134,7 @@ struct Loaded {
   }
 
   void make_room(int device) {
-    std::vector<Entry> taken = take_unused(device);
+    std::vector<Entry> taken = remove_unused(device);
     if (taken.empty()) return;
     const ContextGuard guard(device);
     // Their last launches may still run. A device that cannot be waited for, as while a stream is captured,

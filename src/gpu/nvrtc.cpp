@@ -18,9 +18,9 @@ namespace fs = std::filesystem;
 constexpr const char* sonames[] = {"libnvrtc.so.13", "libnvrtc.so.12"};
 
 /// Where this library lies: the nvidia wheels are beside the Python package that holds it.
-fs::path own_directory() {
+fs::path library_directory() {
   Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&own_directory), &info) == 0 || info.dli_fname == nullptr)
+  if (dladdr(reinterpret_cast<const void*>(&library_directory), &info) == 0 || info.dli_fname == nullptr)
     return {};
   std::error_code ignored;
   return fs::weakly_canonical(info.dli_fname, ignored).parent_path();
@@ -40,7 +40,7 @@ std::vector<fs::path> toolkits() {
 }
 
 std::vector<fs::path> directories() {
-  const fs::path own = own_directory();
+  const fs::path own = library_directory();
   std::vector<fs::path> found;
   for (const fs::path& packages : {own.parent_path(), own}) {
     found.push_back(packages / "nvidia/cu13/lib");

@@ -21,7 +21,7 @@ void append_u64(std::string& bytes, std::uint64_t value) {
 }
 
 /// Reads 8 bytes off the front; an archive that ends before gives 0 and becomes empty.
-std::uint64_t take_u64(std::string_view& bytes) {
+std::uint64_t read_u64(std::string_view& bytes) {
   std::uint64_t value = 0;
   if (bytes.size() < sizeof(value)) {
     bytes = {};
@@ -40,7 +40,7 @@ const Index& index() {
     Index found;
     std::string_view rest(shipped_archive().data(), shipped_archive().size());
     while (!rest.empty()) {
-      const std::uint64_t bytes = take_u64(rest);
+      const std::uint64_t bytes = read_u64(rest);
       const std::string_view entry = rest.substr(0, bytes);
       std::string key;
       if (!unpack_entry(entry, key)) {

@@ -45,13 +45,13 @@ constexpr std::size_t regions_count = 25;
 class Workspace {
  public:
   /// Room for `bytes`, 0 too. The region ends at a multiple of `alignment`.
-  void take(Region region, std::int64_t bytes, std::size_t alignment = workspace_alignment) {
+  void reserve(Region region, std::int64_t bytes, std::size_t alignment = workspace_alignment) {
     offsets_[static_cast<std::size_t>(region)] = bytes_;
     bytes_ += (static_cast<std::size_t>(bytes) + alignment - 1) / alignment * alignment;
   }
   /// Region::counters.
-  void take_counters(std::int64_t bytes, std::size_t alignment = workspace_alignment) {
-    take(Region::counters, bytes, alignment);
+  void reserve_counters(std::int64_t bytes, std::size_t alignment = workspace_alignment) {
+    reserve(Region::counters, bytes, alignment);
     counter_bytes_ = static_cast<std::size_t>(bytes);
   }
 

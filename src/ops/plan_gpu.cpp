@@ -29,7 +29,7 @@ void check_gpu(int index) {
 namespace {
 
 /// The family that a Config has, where it has one.
-void take_family(const gpu::KernelConfig& config, Family& family) {
+void set_family(const gpu::KernelConfig& config, Family& family) {
   std::visit(
       [&](const auto& c) {
         if constexpr (requires { c.family; }) family = c.family;
@@ -96,7 +96,7 @@ void plan_forward(gpu::Steps& steps, const Problem& asked, const CallFacts& fact
 Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted, int sm_limit) {
   check_problem(problem);
   DeviceFacts device = facts_of(gpu::properties(problem.device.index));
-  if (wanted != nullptr) take_family(*wanted, device.family);
+  if (wanted != nullptr) set_family(*wanted, device.family);
   Plan plan;
   plan.backend = Device::Kind::cuda;
   const CallFacts& facts = plan.facts.emplace(problem, device);

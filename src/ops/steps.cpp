@@ -45,7 +45,7 @@ void make_loadable(Steps& steps, Loaded which, MapOf&& map_of) {
                   .config = gpu::pack_config(tensor),
                   .grid = grid_of(gpu::pack_grid(tensor, steps.multiprocessors)),
                   .tensor = which});
-  steps.workspace.take(gpu::copy_of(which), gpu::packed_bytes(tensor));
+  steps.workspace.reserve(gpu::copy_of(which), gpu::packed_bytes(tensor));
   gpu::operand_of(steps.problem, which) = gpu::packed_operand(tensor);
   map = {.spec = map_of(steps.problem), .region = gpu::copy_of(which)};
 }
@@ -86,7 +86,7 @@ void add_forward_of(Steps& steps, const Config& config) {
   // CTAs take tiles from a counter, which must be cleared first: 2 us of the host's time, and scratch memory.
   // A grid with a CTA for every tile needs none.
   if (config.schedule.dynamic && tiles > steps.multiprocessors)
-    steps.workspace.take_counters(sizeof(unsigned int));
+    steps.workspace.reserve_counters(sizeof(unsigned int));
   steps.maps = gpu::forward_maps(steps.problem, config.tiling);
   for (const Loaded which : gpu::forward_loaded_tensors) {
     if (which == Loaded::v && config.v_in_k) {  // never loaded, but every map has to describe something
@@ -98,12 +98,12 @@ void add_forward_of(Steps& steps, const Config& config) {
   }
   const gpu::WorkDivision& work = steps.work = gpu::divide_work(steps.problem, config, steps.multiprocessors);
   if (work.part_outputs > 0) {
-    steps.workspace.take(Region::part_out, work.part_outputs * std::int64_t{sizeof(float)});
-    steps.workspace.take(Region::part_sums, work.part_sums * std::int64_t{sizeof(PartSum)});
+    steps.workspace.reserve(Region::part_out, work.part_outputs * std::int64_t{sizeof(float)});
+    steps.workspace.reserve(Region::part_sums, work.part_sums * std::int64_t{sizeof(PartSum)});
   }
   if (config.functions.block_lists) {
     const gpu::ListedBlocks listed = gpu::listed_blocks(steps.problem, config.tiling);
-    steps.workspace.take(Region::block_lists, listed.bytes());
+    steps.workspace.reserve(Region::block_lists, listed.bytes());
     steps.list.add({.kernel = &kernels::list_blocks, .config = config, .grid = grid_of(listed.count)});
   }
   steps.list.add({.kernel = &gpu::kernel_of(config), .config = config, .grid = grid_of(work.ctas)});
@@ -131,7 +131,7 @@ void add_widened_queries(Steps& steps, const Problem& asked) {
                             .rows = of_problem.rows,
                             .heads = of_problem.heads,
                             .batch = of_problem.batch};
-  steps.workspace.take(Region::q, gpu::packed_bytes(q));
+  steps.workspace.reserve(Region::q, gpu::packed_bytes(q));
   steps.list.add({.kernel = &kernels::pack,
                   .config = gpu::pack_config(q, p.q.dtype == DType::f16 ? Element::f16 : Element::bf16),
                   .grid = grid_of(gpu::pack_grid(q, steps.multiprocessors)),
@@ -139,7 +139,7 @@ void add_widened_queries(Steps& steps, const Problem& asked) {
   const Operand packed = gpu::packed_operand(of_problem);
   p.q = packed;
   if (!gpu::multiplies_scales(p.q_scale, p.k_scale)) return;
-  steps.workspace.take(Region::q_scales, 4 * p.batch * p.heads_kv);
+  steps.workspace.reserve(Region::q_scales, 4 * p.batch * p.heads_kv);
   steps.q_scale = p.q_scale;
   p.q_scale.batch_stride = p.heads_kv;
   p.q_scale.head_stride = 1;
@@ -147,8 +147,8 @@ void add_widened_queries(Steps& steps, const Problem& asked) {
 
 void add_dequantize(Steps& steps, const Problem& problem, const QuantizeConfig& config) {
   const MixedSpace space = mixed_space(problem);
-  steps.workspace.take(Region::k, static_cast<std::int64_t>(space.v));
-  steps.workspace.take(Region::v, static_cast<std::int64_t>(space.bytes - space.v));
+  steps.workspace.reserve(Region::k, static_cast<std::int64_t>(space.v));
+  steps.workspace.reserve(Region::v, static_cast<std::int64_t>(space.bytes - space.v));
   steps.sources[index_of(Loaded::k)] = problem.k;
   steps.sources[index_of(Loaded::v)] = problem.v;
   steps.problem.k_scale = problem.k_scale;
@@ -172,7 +172,7 @@ void add_eight_bit(Steps& steps, const EightBitConfig& config, const QuantizeCon
   const std::int64_t tiles = gpu::forward_tile_count(steps.problem, config.tiling);
   if (tiles == 0) return;
   if (config.transposes_v()) {
-    steps.workspace.take_counters(sizeof(unsigned int));
+    steps.workspace.reserve_counters(sizeof(unsigned int));
   } else {
     steps.workspace = gpu::quantized_workspace(steps.problem, steps.recipe, config.in_place());
   }
@@ -211,7 +211,7 @@ void add_backward_of(Steps& steps, const Config& config) {
   // Before the preprocess kernel, whose end the main kernel waits for.
   if (config.functions.block_lists && tiles > 0) {
     const gpu::ListedBlocks listed = gpu::listed_query_blocks(p, config.tile_keys(), config.tiling.block_m);
-    steps.workspace.take(Region::block_lists, listed.bytes());
+    steps.workspace.reserve(Region::block_lists, listed.bytes());
     steps.list.add({.kernel = &kernels::list_query_blocks, .config = config, .grid = grid_of(listed.count)});
   }
   const Config rows_config = gpu::backward_rows_config(config);

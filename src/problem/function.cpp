@@ -342,7 +342,7 @@ Function FunctionBuilder::finish(Function::Kind kind, Expression result, std::in
   f.kind_ = kind;
   f.captured_ = captured_;
   std::vector<std::int16_t> place(nodes_.size(), -1);
-  const auto take_needed = [&] {
+  const auto copy_needed = [&] {
     for (std::size_t n = 0; n < nodes_.size(); ++n) {
       if (!needed[n] || place[n] >= 0) continue;
       FunctionNode node = nodes_[n];
@@ -351,14 +351,14 @@ Function FunctionBuilder::finish(Function::Kind kind, Expression result, std::in
       f.nodes_.push_back(node);
     }
   };
-  take_needed();
+  copy_needed();
   f.own_nodes_ = f.nodes_.size();
   for (const FunctionGradient& g : gradients) {
     need(g.read);
     need(g.slope);
   }
   need_arguments();
-  take_needed();
+  copy_needed();
   for (const FunctionGradient& g : gradients) {
     f.gradients_.push_back(
         {.read = place[static_cast<std::size_t>(g.read)], .slope = place[static_cast<std::size_t>(g.slope)]});

@@ -159,7 +159,7 @@ std::optional<std::int64_t> shift_of(const Problem& p) {
 
 }  // namespace
 
-void take_mask_window(Problem& p) {
+void fold_mask_window(Problem& p) {
   const MaskWindow* const mask = p.mask_function != nullptr ? p.mask_function->window() : nullptr;
   // With a split size bits depend on the sequence alone: not on what the lengths of the others are known to
   // be.

@@ -25,6 +25,6 @@ struct MaskWindow {
 
 /// Takes the bounds of the mask function into the problem's window, and leaves the problem the rest of it;
 /// all bounds, or none where they are no window of these lengths, as `k < q` is none of equal ones.
-void take_mask_window(Problem& problem);
+void fold_mask_window(Problem& problem);
 
 }  // namespace tandem

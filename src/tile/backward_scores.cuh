@@ -280,13 +280,13 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>, C.functio
     constexpr int of_word = scores < 32 ? scores : 32;
 #pragma unroll
     for (int word = 0; word < scores / of_word; ++word) {
-      this->own_kept[word] = kept_scores<of_word, C.functions.dropout_places>(
+      this->kept_bits[word] = kept_scores<of_word, C.functions.dropout_places>(
           d, query + 2 * of_word * word, t.first_key + key_at() + position.first_row - row, row, t.batch,
-          this->own_head);
+          this->function_head);
     }
   }
   TANDEM_DEVICE bool keeps(int score) const {
-    return (this->own_kept[score / 32] >> score % 32 & 1U) != 0;
+    return (this->kept_bits[score / 32] >> score % 32 & 1U) != 0;
   }
   /// Clears entries of P, once dS no longer needs them. The kept ones are scaled with dV.
   TANDEM_DEVICE void drop(u32 (&packed)[scores / 2]) const {
@@ -302,23 +302,23 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>, C.functio
 
   TANDEM_DEVICE bool needs_mask(const BackwardTile& t, int m) const {
     const bool edge = m < t.blocks.inner_first || (C.mask.local && m >= t.blocks.inner_end);
-    if constexpr (C.functions.block_lists) return edge || !this->own_whole;
+    if constexpr (C.functions.block_lists) return edge || !this->whole_block;
     return edge;
   }
 
   /// The query blocks that follow are those of head g of the group.
   TANDEM_DEVICE void begin_head(const BackwardTile& t, int g) {
-    if constexpr (C.functions.given()) this->own_head = t.head_kv * group + g;
+    if constexpr (C.functions.given()) this->function_head = t.head_kv * group + g;
   }
   /// All lanes of a warp call its functions.
   TANDEM_DEVICE QueryVisits<C, true> visits(const BackwardTile& t) const {
-    if constexpr (C.functions.given()) return {p, t, this->own_head};
+    if constexpr (C.functions.given()) return {p, t, this->function_head};
     return {p, t, 0};
   }
   /// The query block of a visit; with lists, needs_mask then answers for it.
-  TANDEM_DEVICE int take_visit(const BackwardTile& t, int visit) {
+  TANDEM_DEVICE int begin_visit(const BackwardTile& t, int visit) {
     const auto [block, whole] = visits(t).at(visit);
-    if constexpr (C.functions.block_lists) this->own_whole = whole;
+    if constexpr (C.functions.block_lists) this->whole_block = whole;
     return block;
   }
 

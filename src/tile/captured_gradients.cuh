@@ -111,9 +111,9 @@ TANDEM_DEVICE void add_captured_gradients(const FunctionKeys<F, n, true>& keys,
   for (int g = 0; g < User::gradient_count(); ++g) {
     add_read<n>(User::gradient_pattern(g), [&](int i) {
       ElementSlope slope =
-          User::gradient(keys.own_sequence, gradients,
-                         User::row(keys.own_sequence, keys.own_head, query + i / 4 * 8 + i % 2),
-                         keys.own_keys[i / 2 % 2], User::gradients_read_score() ? input(i) : 0.0F, g);
+          User::gradient(keys.function_sequence, gradients,
+                         User::row(keys.function_sequence, keys.function_head, query + i / 4 * 8 + i % 2),
+                         keys.function_keys[i / 2 % 2], User::gradients_read_score() ? input(i) : 0.0F, g);
       // A slope of a hidden pair may be anything.
       slope.value = change[i] != 0.0F ? change[i] * slope.value : 0.0F;
       return slope;

@@ -85,15 +85,15 @@ struct DropoutPlaces<true> {
 /// the same two rows: each decides one of the rows. Nothing without dropout.
 template <bool on, bool placed>
 struct DroppedRows {
-  u32 own_query = 0;  ///< that of the row that this lane decides
-  u32 own_entry = 0;
-  DropoutPlaces<placed> own_places;
+  u32 dropped_query = 0;  ///< that of the row that this lane decides
+  u32 dropped_entry = 0;
+  DropoutPlaces<placed> dropout_at;
 
   static TANDEM_DEVICE int odd() { return static_cast<int>(ptx::thread_index()) % 2; }
-  TANDEM_DEVICE void take_row(const DropoutParams& d, int batch, int head, int query) {
-    own_places = DropoutPlaces<placed>(d, batch);
-    own_query = own_places.query_at(query);
-    own_entry = own_places.first_head + static_cast<u32>(head);
+  TANDEM_DEVICE void set_dropped(const DropoutParams& d, int batch, int head, int query) {
+    dropout_at = DropoutPlaces<placed>(d, batch);
+    dropped_query = dropout_at.query_at(query);
+    dropped_entry = dropout_at.first_head + static_cast<u32>(head);
   }
   /// Clears the exponentials that are not kept, once they are in the softmax's sum. `key` is the thread's
   /// first one. All lanes of a warp call.
@@ -101,8 +101,8 @@ struct DroppedRows {
   TANDEM_DEVICE void drop(float (&s)[n], int key, const Params& p) const {
 #pragma unroll
     for (int j = 0; j < n / 4; ++j) {
-      const u32 own =
-          own_places.kept(p.functions.dropout, static_cast<u32>(key + 8 * j) / 4, own_query, own_entry);
+      const u32 own = dropout_at.kept(p.functions.dropout, static_cast<u32>(key + 8 * j) / 4, dropped_query,
+                                      dropped_entry);
       const u32 other = ptx::shuffle_xor(own, 1);
       const u32 rows[2] = {odd() == 0 ? own : other, odd() == 0 ? other : own};
 #pragma unroll

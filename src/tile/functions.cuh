@@ -21,9 +21,9 @@ namespace tandem::tile {
 ///
 /// and with a mask function, for lists of blocks:
 ///
-///   row_values, take_row()   the integers (the nearest of 32 bits) and booleans (0 or -1) that it keeps of
+///   row_values, write_row()   the integers (the nearest of 32 bits) and booleans (0 or -1) that it keeps of
 ///                            a row
-///   key_values, take_key()   likewise of a key
+///   key_values, write_key()   likewise of a key
 ///   bounds()                 the range of the mask function over ranges of those
 ///
 /// and where the gradients of what the score function reads are wanted, for each read g of such a tensor:
@@ -215,20 +215,20 @@ TANDEM_DEVICE u32 uniform_entry(const u32* entry) {
 template <Functions F, bool given = F.given()>
 struct FunctionRows : DroppedRows<F.dropout, F.dropout_places> {
   using User = UserFunctions<F.digest>;
-  typename User::Row own_rows[2];
-  FunctionSequence own_sequence;
+  typename User::Row function_rows[2];
+  FunctionSequence function_sequence;
 
   /// `first` is the query that the thread's warpgroup begins with.
   template <Tiling T, typename Params>
-  TANDEM_DEVICE void take_rows(const Params& p, const TileIndex& t, int first,
-                               const FragmentPosition& position) {
-    own_sequence = {&p.functions, t.batch, t.seqlen_q, t.seqlen_k};
+  TANDEM_DEVICE void set_rows(const Params& p, const TileIndex& t, int first,
+                              const FragmentPosition& position) {
+    function_sequence = {&p.functions, t.batch, t.seqlen_q, t.seqlen_k};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const TileRow row = row_at<T>(p, t, first, position.row(h));
-      own_rows[h] = User::row(own_sequence, row.head, row.query);
+      function_rows[h] = User::row(function_sequence, row.head, row.query);
       if constexpr (F.dropout) {
-        if (h == this->odd()) this->take_row(p.functions.dropout, t.batch, row.head, row.query);
+        if (h == this->odd()) this->set_dropped(p.functions.dropout, t.batch, row.head, row.query);
       }
     }
   }
@@ -242,11 +242,11 @@ struct FunctionRows : DroppedRows<F.dropout, F.dropout_places> {
     for (int j = 0; j < n / 4; ++j) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const typename User::Key of_key = User::key(own_sequence, key + 8 * j + e);
+        const typename User::Key of_key = User::key(function_sequence, key + 8 * j + e);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           float& score = s[4 * j + 2 * h + e];
-          const Logit logit = User::pair(own_sequence, own_rows[h], of_key, score);
+          const Logit logit = User::pair(function_sequence, function_rows[h], of_key, score);
           score = full || logit.visible ? logit.value : -ptx::infinity();
         }
       }
@@ -263,23 +263,25 @@ struct FunctionRows<F, false> : DroppedRows<false, false> {};
 template <Functions F, int scores, bool given>
 struct FunctionKeys {
   using User = UserFunctions<F.digest>;
-  typename User::Key own_keys[2];
-  FunctionSequence own_sequence;
-  int own_head = 0;                       ///< whose queries pass by
-  bool own_whole = false;                 ///< the mask function hides none of the block's pairs
-  u32 own_kept[(scores + 31) / 32] = {};  ///< with dropout: the scores that are kept, a bit each
+  typename User::Key function_keys[2];
+  FunctionSequence function_sequence;
+  int function_head = 0;                   ///< whose queries pass by
+  bool whole_block = false;                ///< the mask function hides none of the block's pairs
+  u32 kept_bits[(scores + 31) / 32] = {};  ///< with dropout: the scores that are kept, a bit each
 
   /// `first` is the warpgroup's first key of the tile.
   template <typename Params, typename Tile>
-  TANDEM_DEVICE void take_keys(const Params& p, const Tile& t, int first, const FragmentPosition& position) {
-    own_sequence = {&p.functions, t.batch, t.visible.seqlen_q, t.visible.seqlen_k};
+  TANDEM_DEVICE void set_keys(const Params& p, const Tile& t, int first, const FragmentPosition& position) {
+    function_sequence = {&p.functions, t.batch, t.visible.seqlen_q, t.visible.seqlen_k};
 #pragma unroll
-    for (int h = 0; h < 2; ++h) own_keys[h] = User::key(own_sequence, t.first_key + first + position.row(h));
+    for (int h = 0; h < 2; ++h)
+      function_keys[h] = User::key(function_sequence, t.first_key + first + position.row(h));
   }
 
   /// The logit of a query's scaled score with key h.
   TANDEM_DEVICE Logit logit_of(int query, int h, float score) const {
-    return User::pair(own_sequence, User::row(own_sequence, own_head, query), own_keys[h], score);
+    return User::pair(function_sequence, User::row(function_sequence, function_head, query), function_keys[h],
+                      score);
   }
 };
 template <Functions F, int scores>

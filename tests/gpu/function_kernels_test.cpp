@@ -107,7 +107,7 @@ class UsualFunctions : public testing::TestWithParam<Usual> {
     p.dropout = make_dropout(GetParam().dropout, 1, 2, 4);
     if (pass == Pass::backward && GetParam().captured_gradients) p.captured_gradients = gradients_;
     if (GetParam().placed) p.dropout.places = places_.data();
-    take_mask_window(p);
+    fold_mask_window(p);
     return p;
   }
 

@@ -164,13 +164,13 @@ struct CallerScales {
 };
 
 /// One block of a quantized tensor, of a KV head, into its store.
-void take_block(const Head& h, const Operand& x, const Scales& scales, std::int64_t block, std::int64_t dim,
+void copy_block(const Head& h, const Operand& x, const Scales& scales, std::int64_t block, std::int64_t dim,
                 std::uint8_t* quantized, float* stored) {
   const std::int64_t first = block * quant_block;
   const CallerScales given(scales, h.b, h.kv_head, h.keys(), first);
   const std::int64_t end = std::min(first + quant_block, h.keys().used);
   for (std::int64_t i = first; i < end; ++i) {
-    take_quantized(element<std::uint8_t>(x, h.b, h.keys().begin + i, h.kv_head), h.run.recipe.qk, dim,
+    copy_quantized(element<std::uint8_t>(x, h.b, h.keys().begin + i, h.kv_head), h.run.recipe.qk, dim,
                    given.data[(i - first) * given.stride], quantized + i * dim, stored[i]);
   }
 }
@@ -179,9 +179,9 @@ void quantize_block(const Head& h, std::int64_t block) {
   const Run& run = h.run;
   if (run.stops()) return;
   if (run.p.quantized_inputs()) {
-    take_block(h, run.p.k, run.p.k_scale, block, run.p.head_dim_qk,
+    copy_block(h, run.p.k, run.p.k_scale, block, run.p.head_dim_qk,
                h.at<std::uint8_t>(run.layout.k_quantized), h.at<float>(run.layout.k_scales));
-    take_block(h, run.p.v, run.p.v_scale, block, run.p.head_dim_v, h.at<std::uint8_t>(run.layout.v_quantized),
+    copy_block(h, run.p.v, run.p.v_scale, block, run.p.head_dim_v, h.at<std::uint8_t>(run.layout.v_quantized),
                h.at<float>(run.layout.v_scales));
     return;
   }

@@ -82,7 +82,7 @@ void run(const EightBitTile& tile) {
   const bool lazy = r.pv == OperandType::e4m3 && r.v_scales != ScaleGroup::row;
   const Work w{.tile = tile,
                .t = tile.forward,
-               .s = take_apart(tile.forward),
+               .s = scratch_of(tile.forward),
                .truncates = r.qk == OperandType::e4m3,
                .lazy_rescaling = lazy,
                .p_linear = r.linear_exp2 && lazy};

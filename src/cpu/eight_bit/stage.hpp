@@ -66,10 +66,10 @@ inline void find_shifts(const Work& w) {
 }
 
 /// Takes Q's caller-supplied values and scales.
-inline void take_queries(const Work& w) {
+inline void copy_queries(const Work& w) {
   const ForwardTile& t = w.t;
   for (int i = 0; i < t.count; ++i) {
-    take_quantized(static_cast<const std::uint8_t*>(t.q.data) + (t.first + i) * t.q.row_stride,
+    copy_quantized(static_cast<const std::uint8_t*>(t.q.data) + (t.first + i) * t.q.row_stride,
                    w.tile.recipe.qk, t.head_dim_qk, w.tile.q_scales[i * w.tile.q_scale_stride],
                    w.s.quantized + static_cast<std::int64_t>(i) * t.head_dim_qk, w.s.q_scale[i]);
   }
@@ -104,7 +104,7 @@ inline void stage_queries(const Work& w) {
   const Recipe& r = w.tile.recipe;
   const int dim = t.head_dim_qk;
   if (w.tile.q_scales != nullptr) {
-    take_queries(w);
+    copy_queries(w);
   } else {
     quantize_queries(w);
   }

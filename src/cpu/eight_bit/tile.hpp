@@ -70,7 +70,7 @@ struct EightBitTile {
 
 /// A caller-supplied row of quantized values, and its scale, which loses its sign to the values: on a GPU
 /// scales have none. -128, which s8 has no other sign of, becomes 127.
-[[gnu::always_inline]] inline void take_quantized(const std::uint8_t* from, OperandType type,
+[[gnu::always_inline]] inline void copy_quantized(const std::uint8_t* from, OperandType type,
                                                   std::int64_t dim, float scale, std::uint8_t* to,
                                                   float& stored) {
   stored = __builtin_fabsf(scale);  // of -0, too: a sign that is left marks the row

@@ -48,7 +48,7 @@ struct KeyBlock {
   bool closes;  ///< what is held is promoted now
 };
 
-inline Scratch take_apart(const ForwardTile& t) {
+inline Scratch scratch_of(const ForwardTile& t) {
   const EightBitScratch layout = eight_bit_scratch(t.head_dim_qk, t.head_dim_v);
   auto* const base = reinterpret_cast<float*>(t.scratch);
   Scratch s{};

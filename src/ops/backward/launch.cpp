@@ -54,14 +54,14 @@ template <typename Config>
 Workspace backward_workspace(const Problem& p, const Config& c) {
   const std::int64_t blocks = p.heads_q * query_blocks(p, c.tiling.block_m);
   Workspace w;
-  w.take(Region::lse_log2, blocks * c.tiling.block_m * 4);
-  w.take(Region::delta, blocks * c.tiling.block_m * 4);
-  w.take(Region::dq_sum, blocks * c.tiling.block_m * c.tiling.head_dim_qk * 4);
-  w.take(Region::dq_semaphores, blocks * c.dq_pieces() * 4);
-  w.take(Region::tiles_added, (p.batch + 2) * p.heads_kv * 4);
+  w.reserve(Region::lse_log2, blocks * c.tiling.block_m * 4);
+  w.reserve(Region::delta, blocks * c.tiling.block_m * 4);
+  w.reserve(Region::dq_sum, blocks * c.tiling.block_m * c.tiling.head_dim_qk * 4);
+  w.reserve(Region::dq_semaphores, blocks * c.dq_pieces() * 4);
+  w.reserve(Region::tiles_added, (p.batch + 2) * p.heads_kv * 4);
   const std::int64_t bytes = c.f32_dk_dv ? 4 : 2;
-  w.take(Region::dk, p.dk.given() ? 0 : p.rows_k * unwanted_row(p.head_dim_qk) * bytes);
-  w.take(Region::dv, p.dv.given() ? 0 : p.rows_k * unwanted_row(p.head_dim_v) * bytes);
+  w.reserve(Region::dk, p.dk.given() ? 0 : p.rows_k * unwanted_row(p.head_dim_qk) * bytes);
+  w.reserve(Region::dv, p.dv.given() ? 0 : p.rows_k * unwanted_row(p.head_dim_v) * bytes);
   return w;
 }
 

@@ -74,19 +74,19 @@ Workspace quantized_workspace(const Problem& p, const Recipe& r, bool values_alo
   const std::int64_t channels = quantize_channels(as_int(p.head_dim_qk));
   Workspace w;
   if (!values_alone) {
-    w.take(Region::q_quantized, q.entries * row_strides(q, p.head_dim_qk).batch);
-    w.take(Region::k_quantized, k.entries * row_strides(k, p.head_dim_qk).batch);
-    w.take(Region::q_scales, 4 * q.entries * q.heads * scales_of_head(q, by_row(r.qk_scales)));
-    w.take(Region::k_scales, 4 * k.entries * k.heads * scales_of_head(k, by_row(r.qk_scales)));
+    w.reserve(Region::q_quantized, q.entries * row_strides(q, p.head_dim_qk).batch);
+    w.reserve(Region::k_quantized, k.entries * row_strides(k, p.head_dim_qk).batch);
+    w.reserve(Region::q_scales, 4 * q.entries * q.heads * scales_of_head(q, by_row(r.qk_scales)));
+    w.reserve(Region::k_scales, 4 * k.entries * k.heads * scales_of_head(k, by_row(r.qk_scales)));
   }
-  w.take(Region::v_quantized, k.entries * channel_strides(k, p.head_dim_v).batch);
-  w.take(Region::v_scales, 4 * k.entries * k.heads * scales_of_head(k, by_row(r.v_scales)));
+  w.reserve(Region::v_quantized, k.entries * channel_strides(k, p.head_dim_v).batch);
+  w.reserve(Region::v_scales, 4 * k.entries * k.heads * scales_of_head(k, by_row(r.v_scales)));
   // The attention kernel's counter of tiles, then those of K's sums.
-  w.take_counters(4 + (r.smooth_k ? 4 * p.batch * k.heads : 0));
+  w.reserve_counters(4 + (r.smooth_k ? 4 * p.batch * k.heads : 0));
   if (r.smooth_k) {
-    w.take(Region::shift, 4 * q.entries * q.heads * scales_of_head(q, true));
-    w.take(Region::mean, 4 * p.batch * k.heads * channels);
-    w.take(Region::sums, 4 * k.entries * k.heads * k.blocks * channels);
+    w.reserve(Region::shift, 4 * q.entries * q.heads * scales_of_head(q, true));
+    w.reserve(Region::mean, 4 * p.batch * k.heads * channels);
+    w.reserve(Region::sums, 4 * k.entries * k.heads * k.blocks * channels);
   }
   return w;
 }

@@ -27,10 +27,10 @@ Workspace tensor_workspace(const QuantizeProblem& problem) {
   constexpr std::size_t alignment = 16;
   const std::int64_t heads = problem.batch * problem.heads;
   Workspace w;
-  w.take_counters(largest_bytes(problem) + (problem.mean.given() ? 4 * heads : 0), alignment);
+  w.reserve_counters(largest_bytes(problem) + (problem.mean.given() ? 4 * heads : 0), alignment);
   if (problem.mean.given()) {
-    w.take(Region::sums, 4 * heads * blocks_of_head(problem) * quantize_channels(as_int(problem.head_dim)),
-           alignment);
+    w.reserve(Region::sums, 4 * heads * blocks_of_head(problem) * quantize_channels(as_int(problem.head_dim)),
+              alignment);
   }
   return w;
 }

@@ -25,8 +25,8 @@ struct AnyFunctions {
   void (*key)(void* key, const tile::FunctionSequence& sequence, i32 key_position);
   tile::Logit (*pair)(const tile::FunctionSequence& sequence, const void* row, const void* key, float score);
   /// Of a mask function; null without one.
-  void (*take_row)(const void* row, i32* values) = nullptr;
-  void (*take_key)(const void* key, i32* values) = nullptr;
+  void (*write_row)(const void* row, i32* values) = nullptr;
+  void (*write_key)(const void* key, i32* values) = nullptr;
   Interval (*bounds)(const tile::FunctionSequence& sequence, const Interval* row,
                      const Interval* key) = nullptr;
   /// Where gradients of captured tensors are wanted.
@@ -85,8 +85,8 @@ struct UserFunctions<kernel_tests::any_digest> {
   }
   static constexpr int row_values = kernel_tests::kept_values;
   static constexpr int key_values = kernel_tests::kept_values;
-  static void take_row(const Row& row, i32* values) { kernel_tests::running->take_row(row.bytes, values); }
-  static void take_key(const Key& key, i32* values) { kernel_tests::running->take_key(key.bytes, values); }
+  static void write_row(const Row& row, i32* values) { kernel_tests::running->write_row(row.bytes, values); }
+  static void write_key(const Key& key, i32* values) { kernel_tests::running->write_key(key.bytes, values); }
   static Interval bounds(const FunctionSequence& sequence, const Interval* row, const Interval* key) {
     return kernel_tests::running->bounds(sequence, row, key);
   }

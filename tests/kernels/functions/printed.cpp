@@ -27,13 +27,13 @@ constexpr AnyFunctions any() {
           }};
   if constexpr (requires { User::row_values; }) {
     static_assert(User::row_values <= kept_values && User::key_values <= kept_values);
-    f.take_row = [](const void* row, i32* values) {
+    f.write_row = [](const void* row, i32* values) {
       std::fill_n(values, kept_values, 0);
-      User::take_row(*static_cast<const Row*>(row), values);
+      User::write_row(*static_cast<const Row*>(row), values);
     };
-    f.take_key = [](const void* key, i32* values) {
+    f.write_key = [](const void* key, i32* values) {
       std::fill_n(values, kept_values, 0);
-      User::take_key(*static_cast<const Key*>(key), values);
+      User::write_key(*static_cast<const Key*>(key), values);
     };
     f.bounds = [](const tile::FunctionSequence& sequence, const Interval* row, const Interval* key) {
       return User::bounds(sequence, row, key);

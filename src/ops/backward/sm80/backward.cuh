@@ -54,10 +54,10 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
 
   /// What functions need of the thread's keys, made again in each step: registers are for dK, dV and scores.
   /// Gives the query block.
-  TANDEM_DEVICE int take_functions(const BackwardTile& t, Visit at) {
-    this->own_head = at.head;
-    this->take_keys(p, t, key_at(), position);
-    return Base::take_visit(t, at.visit);
+  TANDEM_DEVICE int prepare_functions(const BackwardTile& t, Visit at) {
+    this->function_head = at.head;
+    this->set_keys(p, t, key_at(), position);
+    return Base::begin_visit(t, at.visit);
   }
   TANDEM_DEVICE void clear_blind_queries() {
     const int among = static_cast<int>(ptx::thread_index_anew());
@@ -166,7 +166,7 @@ TANDEM_DEVICE void Sm80Backward<C>::compute_probabilities(Visit at, Kept& kept) 
   this->template multiply_scores<C.tiling.head_dim_qk>(s, shared.k, shared.q[q_at.stage]);
   const BackwardTile t = visits().current();
   int m = at.visit;
-  if constexpr (C.functions.given()) m = take_functions(t, at);
+  if constexpr (C.functions.given()) m = prepare_functions(t, at);
   const bool masked = Base::needs_mask(t, m);
 #pragma unroll
   for (int u = 0; u < units; ++u) {
@@ -205,7 +205,7 @@ TANDEM_DEVICE void Sm80Backward<C>::add_value_gradient(const Packed& p_packed, V
   auto& dout = shared.dout[dout_at.stage];
   if constexpr (C.halves_queries()) {
     Packed other;
-    this->take_over(other, p_packed);
+    this->receive(other, p_packed);
     this->multiply_gradient(dv, p_packed, dout, this->query_at());
     this->multiply_gradient(dv, other, dout, 2 * scores - this->query_at());
   } else {

@@ -136,7 +136,7 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
       ptx::store_shared(at + i * warpgroup_size, ptx::Vec4{of[0], of[1], of[2], of[3]});
     }
   }
-  TANDEM_DEVICE void take(Packed& packed) {
+  TANDEM_DEVICE void load(Packed& packed) {
     const ptx::Vec4* const at = exchange_of(warpgroup ^ 1);
 #pragma unroll
     for (int i = 0; i < units * exchange_units; ++i) {
@@ -151,13 +151,13 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   TANDEM_DEVICE void hand_over(const Packed& packed) {
     if (!one_at_a_time || warpgroup == 0) pass(packed);
   }
-  TANDEM_DEVICE void take_over(Packed& other, const Packed& packed) {
+  TANDEM_DEVICE void receive(Packed& other, const Packed& packed) {
     ptx::sync_block();
-    if (!one_at_a_time || warpgroup == 1) take(other);
+    if (!one_at_a_time || warpgroup == 1) load(other);
     if constexpr (one_at_a_time) {
       if (warpgroup == 1) pass(packed);
       ptx::sync_block();
-      if (warpgroup == 0) take(other);
+      if (warpgroup == 0) load(other);
     }
   }
 

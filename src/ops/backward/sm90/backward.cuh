@@ -213,7 +213,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     for (int g = 0; g < group; ++g) {
       this->begin_head(t, g);
       for (int i = this->visits(t).first(); i < this->visits(t).end(); ++i) {
-        const int m = this->take_visit(t, i);
+        const int m = this->begin_visit(t, i);
         if (one_step || this->needs_mask(t, m)) {
           step<true>(t, m, dk, dv);
         } else {
@@ -232,12 +232,12 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
       while (this->visits(t).end() == 0) this->begin_head(t, ++g);
     }
     const int begun = g;
-    step_pingpong<true, true>(t, this->take_visit(t, this->visits(t).first()), p_packed, ds_packed, dk, dv);
+    step_pingpong<true, true>(t, this->begin_visit(t, this->visits(t).first()), p_packed, ds_packed, dk, dv);
     for (; g < group; ++g) {
       this->begin_head(t, g);
       const int end = this->visits(t).end();
       for (int i = this->visits(t).first() + (g == begun ? 1 : 0); i < end; ++i) {
-        const int m = this->take_visit(t, i);
+        const int m = this->begin_visit(t, i);
         if (this->needs_mask(t, m)) {
           step_pingpong<true, false>(t, m, p_packed, ds_packed, dk, dv);
         } else {

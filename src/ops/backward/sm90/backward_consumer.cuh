@@ -45,7 +45,7 @@ struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>> {
   TANDEM_DEVICE typename Shared::VTile& v() { return shared.v[v_at.stage]; }
   /// This warpgroup's first column of dQ, as a column of K. (Of the other CTA's keys, shared memory has only
   /// the columns that this CTA computes of dQ.)
-  TANDEM_DEVICE int own_k_column_at() const {
+  TANDEM_DEVICE int k_column_of_rank() const {
     return BackwardTiles<C>::rank() * (C.tiling.head_dim_qk / C.cluster) + dq_column_at();
   }
 
@@ -112,7 +112,7 @@ struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>> {
   }
   /// Issues dQ = dS K for this CTA's keys.
   TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds) {
-    issue_dq<false>(dq, ds, k(), own_k_column_at());
+    issue_dq<false>(dq, ds, k(), k_column_of_rank());
   }
 
   /// Writes this warpgroup's part of a transposed score tile: four 8 x 8 matrices at a time.
@@ -201,7 +201,7 @@ struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>> {
   /// Waits for a tile's K and V, and clears what must not be multiplied.
   TANDEM_DEVICE void begin_tile(const BackwardTile& t) {
     shared.k_ring.wait(k_at);
-    if constexpr (C.functions.given()) this->take_keys(p, t, key_at(), position);
+    if constexpr (C.functions.given()) this->set_keys(p, t, key_at(), position);
     if constexpr (hides) tile::clear_poisoned_keys<C>(*this);
     shared.v_ring.wait(v_at);
     if constexpr (C.mask.varlen) {

@@ -49,7 +49,7 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     }
     ptx::named_barrier_arrive(barrier_p_full, threads);
   }
-  TANDEM_DEVICE void take_over(u32 (&packed)[scores / 2]) {
+  TANDEM_DEVICE void receive(u32 (&packed)[scores / 2]) {
     ptx::named_barrier_sync(barrier_p_full, threads);
     const auto* at = reinterpret_cast<const ptx::Vec4*>(shared.scores[1].data) + thread;
 #pragma unroll
@@ -147,7 +147,7 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     }
     {
       u32 p_packed[scores / 2];
-      take_over(p_packed);
+      receive(p_packed);
       this->score_gradients(ds_packed, p_packed, dp);
     }
     if constexpr (C.cluster > 1) ptx::mbarrier_wait_other(shared.ds_empty, exchange ^ 1);
@@ -197,7 +197,7 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
       this->begin_head(t, g);
       const int end = this->visits(t).end();
       for (int i = this->visits(t).first(); i < end; ++i) {
-        const int m = this->take_visit(t, i);
+        const int m = this->begin_visit(t, i);
         const int next = next_block(t, g, i, m);
         if constexpr (keys) {
           gradients_step(t, m, next, x, d);

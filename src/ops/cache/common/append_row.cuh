@@ -255,16 +255,16 @@ TANDEM_DEVICE void write_scaled_row(const AppendParams& p, const AppendTensor& t
     };
     const auto largest = [&](const auto& take) {
       stored::Magnitude magnitude;
-      if (unit < units) take(magnitude, mine);
-      each_other([&](float(&y)[8], int) { take(magnitude, y); });
+      if (unit < units) add(magnitude, mine);
+      each_other([&](float(&y)[8], int) { add(magnitude, y); });
       magnitude.share(lanes);
       return magnitude;
     };
     if (unit < units) load(mine, 8 * unit);
-    stored::Magnitude magnitude = largest([](stored::Magnitude& m, const float(&y)[8]) { m.take(y); });
+    stored::Magnitude magnitude = largest([](stored::Magnitude& m, const float(&y)[8]) { m.add(y); });
     const bool finite = magnitude.finite();
     const bool all_finite = !ptx::any_lane(!finite);
-    if (!all_finite) magnitude = largest([](stored::Magnitude& m, const float(&y)[8]) { m.take_finite(y); });
+    if (!all_finite) magnitude = largest([](stored::Magnitude& m, const float(&y)[8]) { m.add_finite(y); });
     const stored::RowScale scale = stored::scale_of<target>(magnitude, finite);
     const auto store = [&](float(&y)[8], int col) {
 #pragma unroll

@@ -223,11 +223,11 @@ struct Magnitude {
   static constexpr u32 infinite = 0x7f800000U;
   u32 bits = 0;
 
-  TANDEM_DEVICE void take(const float (&x)[8]) {
+  TANDEM_DEVICE void add(const float (&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) bits = max(bits, ptx::bits_of(x[i]) & 0x7fffffffU);
   }
-  TANDEM_DEVICE void take_finite(const float (&x)[8]) {
+  TANDEM_DEVICE void add_finite(const float (&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const u32 own = ptx::bits_of(x[i]) & 0x7fffffffU;

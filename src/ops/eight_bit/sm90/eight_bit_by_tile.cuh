@@ -35,7 +35,7 @@ struct EightBitByTileRows : EightBitRows<C> {
 
   TANDEM_DEVICE void find_maximum(float (&s)[scores], const ScoreSum (&sums)[scores], bool masked) {
     c.find_units();
-    if constexpr (Consumer::has_nan_markers) this->take_nan_keys();
+    if constexpr (Consumer::has_nan_markers) this->apply_nan_keys();
     if constexpr (integer_maxima) {
       if (!masked) {
         softmax.find_maximum(sums, c.score_unit);
@@ -159,8 +159,8 @@ struct EightBitByTileRows : EightBitRows<C> {
     }
     c.shared.k_ring.wait(c.k_at);
     only_scores(true, [&] {
-      c.take_scales();
-      if constexpr (Consumer::has_nan_markers) this->take_nan_queries();
+      c.convert_scales();
+      if constexpr (Consumer::has_nan_markers) this->apply_nan_queries();
     });
     softmax.start(c.v_scale, probabilities, o);
     auto next_block = [&](bool masked) {
@@ -171,7 +171,7 @@ struct EightBitByTileRows : EightBitRows<C> {
       }
     };
     --block;
-    const auto own = this->own_blocks();
+    const auto own = this->blocks_of_warpgroup();
     tile::walk_blocks<C.mask>(block, t.blocks, own, next_block);
     float shift[2];
     this->load_shift(shift);

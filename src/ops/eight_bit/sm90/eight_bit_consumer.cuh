@@ -156,8 +156,8 @@ struct EightBitConsumer {
     q_at.advance();
   }
 
-  /// Loads the tile's scales; nothing waits for them before take_scales. Rows past the sequence's end, whose
-  /// results are dropped, take the scale of its last row.
+  /// Loads the tile's scales; nothing waits for them before convert_scales. Rows past the sequence's end,
+  /// whose results are dropped, take the scale of its last row.
   TANDEM_DEVICE void load_scales(const tile::QueryTile& t) {
     const int batch = p.forward.packed_q && !C.in_place() ? 0 : t.index.batch;
     const int head = C.in_place() ? t.index.head / p.q_scale_heads : t.index.head;
@@ -172,7 +172,7 @@ struct EightBitConsumer {
       for (int h = 0; h < 2; ++h) cap_shift[h] = shift_of_row(t, h) * (2.0F / p.forward.score.softcap);
     }
   }
-  TANDEM_DEVICE void take_scales() {
+  TANDEM_DEVICE void convert_scales() {
 #pragma unroll
     for (float& unit : q_unit) unit = magnitude(unit, q_has_nan) * p.forward.score.scale * tile::log2_e;
   }
@@ -222,7 +222,7 @@ struct EightBitConsumer {
   }
   /// Caller-supplied scales may be negative. The exponent's multiply-add allows that, but a maximum does not:
   /// the scores take the sign.
-  TANDEM_DEVICE void take_sign(float (&s)[scores]) {
+  TANDEM_DEVICE void move_sign_to_scores(float (&s)[scores]) {
     if constexpr (C.in_place()) {
       if (!(score_unit[0] < 0.0F)) return;
 #pragma unroll

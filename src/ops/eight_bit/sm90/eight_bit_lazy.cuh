@@ -60,11 +60,11 @@ struct EightBitLazyRows : EightBitRows<C> {
   TANDEM_DEVICE void find_probabilities(float (&s)[scores], const ScoreSum (&sums)[scores], bool masked,
                                         Beside beside) {
     c.find_units();
-    if constexpr (Consumer::has_nan_markers) this->take_nan_keys();
+    if constexpr (Consumer::has_nan_markers) this->apply_nan_keys();
     c.convert_scores(s, sums);
     c.scale_scores(s);
     if (masked) {
-      c.take_sign(s);
+      c.move_sign_to_scores(s);
       this->mask(s);
       softmax.move_to_maximum(s, c.score_unit, scale_o<first>());
     }
@@ -83,7 +83,7 @@ struct EightBitLazyRows : EightBitRows<C> {
       tile::plain_scores<Consumer::score_bytes, C.tiling.head_dim_qk>(
           lost, c.shared.q[c.warpgroup][c.q_at.stage], c.shared.k[c.k_at.stage], c.position);
       c.scale_scores(lost);
-      c.take_sign(lost);
+      c.move_sign_to_scores(lost);
       softmax.move_lost(lost, c.score_unit, scale_o<first>());
       softmax.template exponentials<true>(lost, c.score_unit, [](int) {});
     };
@@ -177,9 +177,9 @@ struct EightBitLazyRows : EightBitRows<C> {
     }
   }
   TANDEM_DEVICE void run_one_loop() {
-    c.take_scales();
-    if constexpr (Consumer::has_nan_markers) this->take_nan_queries();
-    const auto own = this->own_blocks();
+    c.convert_scales();
+    if constexpr (Consumer::has_nan_markers) this->apply_nan_queries();
+    const auto own = this->blocks_of_warpgroup();
     bool masked = true;  // the first block's maxima are what P is relative to
 #pragma unroll 1
     for (; block >= t.blocks.first;
@@ -193,8 +193,8 @@ struct EightBitLazyRows : EightBitRows<C> {
   }
   TANDEM_DEVICE void run_from_first_block() {
     only_scores<true>(true, [&] {
-      c.take_scales();
-      if constexpr (Consumer::has_nan_markers) this->take_nan_queries();
+      c.convert_scales();
+      if constexpr (Consumer::has_nan_markers) this->apply_nan_queries();
     });
     if constexpr (in_order) {
       c.shared.v_ring.wait(c.v_at);
@@ -210,7 +210,7 @@ struct EightBitLazyRows : EightBitRows<C> {
       }
     };
     --block;
-    const auto own = this->own_blocks();
+    const auto own = this->blocks_of_warpgroup();
     tile::walk_blocks<C.mask>(block, t.blocks, own, next_block);
     float shift[2];
     this->load_shift(shift);

@@ -55,7 +55,7 @@ struct EightBitRows {
 
   static TANDEM_DEVICE bool is_nan_row(u32 first_values) { return (first_values & 0xFFU) == nan_marker; }
   /// Queries with a NaN: their row's sum starts as NaN.
-  TANDEM_DEVICE void take_nan_queries() {
+  TANDEM_DEVICE void apply_nan_queries() {
     if (!c.q_has_nan) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -66,7 +66,7 @@ struct EightBitRows {
   }
   /// Keys with a NaN: they make the sums of the rows that see them NaN, and so out and LSE. The lanes of a
   /// quad divide the keys.
-  TANDEM_DEVICE void take_nan_keys() {
+  TANDEM_DEVICE void apply_nan_keys() {
     if (!c.k_has_nan) return;
 #pragma unroll 1
     for (int key = c.position.first_col / 2; key < quant_block; key += 4) {
@@ -157,12 +157,12 @@ struct EightBitRows {
       c.release_v();
     }
   }
-  TANDEM_DEVICE tile::BlockRange own_blocks() const {
+  TANDEM_DEVICE tile::BlockRange blocks_of_warpgroup() const {
     return tile::BlockRange::of<quant_block>(t.visible, first_query, first_query + 64);
   }
   /// Skips the blocks of which none of the warpgroup's queries sees a key. True if none is left.
   TANDEM_DEVICE bool skip_unseen() {
-    const auto own = own_blocks();
+    const auto own = blocks_of_warpgroup();
     skip_blocks(own.first < own.end ? own.end : t.blocks.first);
     return block < t.blocks.first;
   }

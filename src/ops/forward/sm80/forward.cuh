@@ -101,8 +101,8 @@ struct Sm80Forward {
   TANDEM_DEVICE void compute(int visit);
   TANDEM_DEVICE void load_queries(Queries& q, int step, u32 lane);
   TANDEM_DEVICE void multiply_keys(Scores& s, Queries& q, int stage);
-  TANDEM_DEVICE void take_scores(int visit, Scores& s, Probabilities& probabilities, Outputs& o,
-                                 tile::OnlineSoftmax (&softmax)[units]);
+  TANDEM_DEVICE void add_block(int visit, Scores& s, Probabilities& probabilities, Outputs& o,
+                               tile::OnlineSoftmax (&softmax)[units]);
   TANDEM_DEVICE void hide(float (&s)[scores], const tile::QueryTile& t, int u, int key);
   TANDEM_DEVICE void exponentiate(const tile::QueryTile& t, int u, int key, float (&s)[scores],
                                   u32 (&probabilities)[scores / 2], float (&o)[outputs],
@@ -138,7 +138,7 @@ TANDEM_DEVICE void Sm80Forward<C>::compute(int visit) {
     loader.wait();
     loader.load_k(visit - C.stages, stage);
     Probabilities probabilities;
-    take_scores(visit, s, probabilities, o, softmax);
+    add_block(visit, s, probabilities, o, softmax);
     multiply_values(o, probabilities, stage);
     stage = stage + 1 == C.stages ? 0 : stage + 1;
   }
@@ -186,11 +186,12 @@ TANDEM_DEVICE void Sm80Forward<C>::apply_functions(float (&s)[scores], const til
   if (full && !C.functions.score_function) return;
   const tile::FragmentPosition position(thread());
   tile::FunctionRows<C.functions> rows;
-  rows.own_sequence = {&p.functions, t.index.batch, t.index.seqlen_q, t.index.seqlen_k};
+  rows.function_sequence = {&p.functions, t.index.batch, t.index.seqlen_q, t.index.seqlen_k};
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const tile::TileRow row = tile::row_at<C.tiling>(p, t.index, first_query(t, u), position.row(h));
-    rows.own_rows[h] = tile::FunctionRows<C.functions>::User::row(rows.own_sequence, row.head, row.query);
+    rows.function_rows[h] =
+        tile::FunctionRows<C.functions>::User::row(rows.function_sequence, row.head, row.query);
   }
   rows.apply(s, key + position.first_col, full);
 }
@@ -201,14 +202,14 @@ TANDEM_DEVICE void Sm80Forward<C>::drop(float (&s)[scores], const tile::QueryTil
   const tile::FragmentPosition position(thread());
   tile::DroppedRows<true, C.functions.dropout_places> rows;
   const tile::TileRow row = tile::row_at<C.tiling>(p, t.index, first_query(t, u), position.row(rows.odd()));
-  rows.take_row(p.functions.dropout, t.index.batch, row.head, row.query);
+  rows.set_dropped(p.functions.dropout, t.index.batch, row.head, row.query);
   rows.drop(s, key + position.first_col, p);
 }
 
 /// From scores to exponentials, with O rescaled where a row's maximum has moved.
 template <Sm80ForwardConfig C>
-TANDEM_DEVICE void Sm80Forward<C>::take_scores(int visit, Scores& s, Probabilities& probabilities, Outputs& o,
-                                               tile::OnlineSoftmax (&softmax)[units]) {
+TANDEM_DEVICE void Sm80Forward<C>::add_block(int visit, Scores& s, Probabilities& probabilities, Outputs& o,
+                                             tile::OnlineSoftmax (&softmax)[units]) {
   const tile::QueryTile t = current();
   const auto [block, whole] = tile::key_visit<C.functions, true>(p, t.index, visit);
   const bool masked = t.blocks.needs_mask(block);

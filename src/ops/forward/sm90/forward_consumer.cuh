@@ -48,7 +48,7 @@ struct ForwardConsumer {
 
   /// Products of the block whose K is read, which are there, times their keys' scales. All lanes have read
   /// these when the warp's first gives the tile back.
-  TANDEM_DEVICE void take_products(float (&s)[scores]) {
+  TANDEM_DEVICE void finish_products(float (&s)[scores]) {
     ptx::pin_registers(s);
     if constexpr (C.row_scales) {
       tile::scale_columns(s, shared.key_scales.of_row[k_at.stage], position);

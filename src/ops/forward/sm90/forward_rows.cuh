@@ -62,7 +62,7 @@ struct ForwardRows : tile::KeyScale<C.has_byte_keys()> {
         functions(state) {
     if constexpr (C.has_byte_keys()) this->key_scale = tile::scale_of(c.p.k_scale, c.p, t.index);
     if constexpr (C.functions.given())
-      functions.template take_rows<C.tiling>(c.p, t.index, first_query, c.position);
+      functions.template set_rows<C.tiling>(c.p, t.index, first_query, c.position);
   }
 
   // ---- One block ----
@@ -99,7 +99,7 @@ struct ForwardRows : tile::KeyScale<C.has_byte_keys()> {
                      tile::query_position<C.tiling>(c.p, c.position));
   }
   TANDEM_DEVICE void finish_scores(float (&s)[scores], bool masked) {
-    c.take_products(s);
+    c.finish_products(s);
     make_logits(s, lists && !masked);
     if (masked) mask(s);
   }
@@ -123,7 +123,7 @@ struct ForwardRows : tile::KeyScale<C.has_byte_keys()> {
     c.issue_scores(s);
     ptx::wgmma_wait<0>();
     if constexpr (halves) {
-      c.take_products(s);
+      c.finish_products(s);
       release_scores();
       make_logits(s, false);
       const int end_key = t.visible.end_key(first_query + (queries - 1)) - first_key();

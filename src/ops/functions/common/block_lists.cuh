@@ -23,7 +23,7 @@ struct ListedQueries {
   static TANDEM_DEVICE Kept make(const tile::FunctionSequence& sequence, int head, int query) {
     return User::row(sequence, head, query);
   }
-  static TANDEM_DEVICE void take(const Kept& kept, i32* to) { User::take_row(kept, to); }
+  static TANDEM_DEVICE void write(const Kept& kept, i32* to) { User::write_row(kept, to); }
 };
 template <Functions F>
 struct ListedKeys {
@@ -34,13 +34,13 @@ struct ListedKeys {
   static TANDEM_DEVICE Kept make(const tile::FunctionSequence& sequence, int /*head*/, int key) {
     return User::key(sequence, key);
   }
-  static TANDEM_DEVICE void take(const Kept& kept, i32* to) { User::take_key(kept, to); }
+  static TANDEM_DEVICE void write(const Kept& kept, i32* to) { User::write_key(kept, to); }
 };
 
 /// The ranges of what functions keep of `items` queries or keys from `first` on, up to `end`. All lanes of a
 /// warp call and have the result.
 template <typename Side, int items>
-TANDEM_DEVICE void take_ranges(const tile::FunctionSequence& sequence, int head, int first, int end,
+TANDEM_DEVICE void find_ranges(const tile::FunctionSequence& sequence, int head, int first, int end,
                                Interval (&ranges)[Side::values + 1]) {
   constexpr int n = Side::values;
   if constexpr (n > 0) {
@@ -56,7 +56,7 @@ TANDEM_DEVICE void take_ranges(const tile::FunctionSequence& sequence, int head,
       const int item = first + at + static_cast<int>(ptx::thread_index()) % warp_size;
       if (item >= end || item >= first + items) continue;
       i32 values[n];
-      Side::take(Side::make(sequence, head, item), values);
+      Side::write(Side::make(sequence, head, item), values);
 #pragma unroll
       for (int i = 0; i < n; ++i) {
         low[i] = min(low[i], values[i]);
@@ -110,10 +110,10 @@ struct ListMaker {
   /// By interval arithmetic: a warp looks at a block.
   TANDEM_DEVICE void decide(int base, int blocks) {
     Interval own[Own::values + 1];
-    take_ranges<Own, items>(t.sequence, t.head, t.first, t.end, own);
+    find_ranges<Own, items>(t.sequence, t.head, t.first, t.end, own);
     for (int b = warp; b < blocks; b += warps) {
       Interval other[Other::values + 1];
-      take_ranges<Other, others>(t.sequence, t.head, (base + b) * others, t.others, other);
+      find_ranges<Other, others>(t.sequence, t.head, (base + b) * others, t.others, other);
       Interval visible;
       if constexpr (Own::queries) {
         visible = User::bounds(t.sequence, own, other);

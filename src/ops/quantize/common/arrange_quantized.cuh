@@ -22,7 +22,7 @@ TANDEM_DEVICE float caller_scale(const CallerScales& s, const WorkItem& item, in
 
 /// Returns the scale of the row. One of the threads that share it stores its magnitude.
 template <ScaleGroup group>
-TANDEM_DEVICE float take_scale(const QuantizedTensor& x, const CallerScales& s, const WorkItem& item, int row,
+TANDEM_DEVICE float copy_scale(const QuantizedTensor& x, const CallerScales& s, const WorkItem& item, int row,
                                int thread) {
   constexpr bool by_row = group == ScaleGroup::row;
   const float scale = item.first + row < item.used ? caller_scale(s, item, row) : 0.0F;
@@ -77,7 +77,7 @@ TANDEM_DEVICE void arrange_rows(const ArrangeParams& p, int number) {
   const int t = thread % row_threads;
   const int row = thread / row_threads;
   const float scale =
-      take_scale<C.qk_scales>(x, which == Which::q ? p.q_scale : p.k_scale, item, row, thread);
+      copy_scale<C.qk_scales>(x, which == Which::q ? p.q_scale : p.k_scale, item, row, thread);
   if (item.first + row >= item.used) return;
   const bool negative = (scale < 0.0F) != (which == Which::q && p.quantize.scale < 0.0F);
   const i64 at = item.begin + static_cast<i64>(item.first + row);
@@ -99,7 +99,7 @@ TANDEM_DEVICE void arrange_values(const ArrangeParams& p, int number) {
   const int thread = static_cast<int>(ptx::thread_index());
   const int t = thread % row_threads;
   const int key = key_of_thread(thread);
-  const float scale = take_scale<C.v_scales>(x, p.v_scale, item, key, thread);
+  const float scale = copy_scale<C.v_scales>(x, p.v_scale, item, key, thread);
   const i64 at = item.begin + static_cast<i64>(item.first + key);
   const u8* const from = static_cast<const u8*>(x.source) + offset_of(x.stride, item, at);
   const Tables table = tables<C>();

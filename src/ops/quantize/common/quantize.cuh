@@ -134,13 +134,13 @@ TANDEM_DEVICE bool has_work(const Pass* pass) {
 /// The thread's row of a pass. It is computed again wherever it is needed: what is kept during the arithmetic
 /// on a row's values takes registers that they need.
 template <Which which>
-TANDEM_DEVICE int own_row() {
+TANDEM_DEVICE int row_of_thread() {
   const int thread = static_cast<int>(ptx::thread_index_anew());
   return which == Which::v ? key_of_thread(thread) : thread / row_threads;
 }
 template <QuantizeConfig C, Which which>
 TANDEM_DEVICE ThreadRow<C> thread_row(const Tables& table, int pass_at) {
-  return {table.pass(pass_at), own_row<which>()};
+  return {table.pass(pass_at), row_of_thread<which>()};
 }
 
 /// Starts copying channel `c` of a head's mean.
@@ -191,7 +191,7 @@ TANDEM_DEVICE void prepare_row(const QuantizeParams& p, const Tables& table, int
                                Row<C.head_dim_qk>& values) {
   const int t = static_cast<int>(ptx::lane_index_anew()) % row_threads;
   const ThreadRow<C> at = thread_row<C, which>(table, pass_at);
-  take_row<C.element>(values, table, own_row<which>(), t, pass_at);
+  load_row<C.element>(values, table, row_of_thread<which>(), t, pass_at);
   if constexpr (C.rotary) {
     if (at.used) embed<C>(values, p.rotary, at.source(tensor<which>(p).stride), at.first() + at.row, t);
   }
@@ -297,7 +297,7 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const Tables& table,
   const int thread = static_cast<int>(ptx::thread_index_anew());
   const int t = thread % row_threads;
   Row<head_dim> values;
-  take_row<C.element>(values, table, own_row<Which::v>(), t, pass_at);
+  load_row<C.element>(values, table, row_of_thread<Which::v>(), t, pass_at);
   if constexpr (C.rotate_v) rotate(values, t);
   const Magnitude m = magnitude_of(values);
   const float inverse = find_scale<C, C.pv, C.v_scales, Which::v>(p, x, table, m, pass_at);

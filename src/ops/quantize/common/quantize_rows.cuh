@@ -112,7 +112,7 @@ TANDEM_DEVICE void fetch_vector(ptx::Vec4* to, const u16* row, int col, bool use
 
 /// Reads a thread's part of a row from shared memory.
 template <Element element, int head_dim>
-TANDEM_DEVICE void take_row(Row<head_dim>& row, const Tables& tables, int row_of_pass, int t, int pass_at) {
+TANDEM_DEVICE void load_row(Row<head_dim>& row, const Tables& tables, int row_of_pass, int t, int pass_at) {
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
     const ptx::Vec4 v = ptx::load_shared(vector_at<head_dim>(tables, row_of_pass, 4 * j + t, pass_at));
