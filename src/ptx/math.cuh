@@ -243,13 +243,13 @@ TANDEM_DEVICE u32 pack_u8(float a, float b, float c, float d) {
 #endif
 }
 
-/// x * unit rounded to the nearest even whole number, from 0 to 255, in the lowest byte: the sum with 1.5 *
+/// x * step rounded to the nearest even whole number, from 0 to 255, in the lowest byte: the sum with 1.5 *
 /// 2^23 has it there.
-TANDEM_DEVICE float round_to_byte(float x, float unit) {
+TANDEM_DEVICE float round_to_byte(float x, float step) {
 #if TANDEM_ON_DEVICE
-  return ::fmaf(x, unit, 12582912.0F);
+  return ::fmaf(x, step, 12582912.0F);
 #else
-  return emulator::fma(x, unit, 12582912.0F);
+  return emulator::fma(x, step, 12582912.0F);
 #endif
 }
 /// The lowest bytes of four words, the first in the lowest.

@@ -24,14 +24,14 @@ struct RowCopier {
   /// `column` are the thread's first.
   template <typename Tile, typename RowsFrom>
   static TANDEM_DEVICE void copy(Tile& to, int columns, RowsFrom rows_from) {
-    constexpr int units = Tile::row_bytes / 16;
-    constexpr int rows = threads / units;  // of a pass
+    constexpr int vectors = Tile::row_bytes / 16;
+    constexpr int rows = threads / vectors;  // of a pass
     static_assert(rows % 8 == 0);
     const int thread = static_cast<int>(ptx::thread_index_anew());
-    const int row = thread / units;
-    const int unit_col = thread % units * 8;
-    char* const target = to.address(row, unit_col);
-    const auto row_at = rows_from(row, unit_col);
+    const int row = thread / vectors;
+    const int vector_col = thread % vectors * 8;
+    char* const target = to.address(row, vector_col);
+    const auto row_at = rows_from(row, vector_col);
 #pragma unroll
     for (int offset = 0; offset < Tile::row_count; offset += rows) {
       if (Tile::row_count % rows != 0 && row + offset >= Tile::row_count) return;
@@ -41,7 +41,7 @@ struct RowCopier {
         ptx::copy_async_or_zero(
             reinterpret_cast<ptx::Vec4*>(target + offset * Tile::row_bytes + s * Tile::strip_bytes),
             reinterpret_cast<const ptx::Vec4*>(from.data + s * Tile::strip_cols),
-            from.exists && unit_col < columns - s * Tile::strip_cols);
+            from.exists && vector_col < columns - s * Tile::strip_cols);
       }
     }
   }

@@ -66,9 +66,9 @@ struct LazySoftmax {
   }
 
   /// The maximum of the scores times their unit, on all lanes of the quad; NaN if a score is.
-  template <int n, int units>
+  template <int n, int factors>
   static TANDEM_DEVICE void find_maximum(float (&maximum)[2], const float (&s)[n],
-                                         const float (&unit)[units]) {
+                                         const float (&factor)[factors]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // Four chains a row: a dependent instruction waits eight cycles, an independent one two.
@@ -82,25 +82,25 @@ struct LazySoftmax {
       }
       const float m =
           largest_of_quad_nan(ptx::fmax_nan(ptx::fmax_nan(a[0], a[1]), ptx::fmax_nan(a[2], a[3])));
-      maximum[h] = m * unit[h % units];
+      maximum[h] = m * factor[h % factors];
     }
   }
 
   /// For masked scores: moves the references by the tile's maxima, before P is computed.
-  template <int n, int units, typename Scale>
-  TANDEM_DEVICE void move_to_maximum(const float (&s)[n], const float (&unit)[units], Scale scale) {
+  template <int n, int factors, typename Scale>
+  TANDEM_DEVICE void move_to_maximum(const float (&s)[n], const float (&factor)[factors], Scale scale) {
     float maximum[2];
-    find_maximum(maximum, s, unit);
+    find_maximum(maximum, s, factor);
     // A NaN among the scores makes the reference NaN, and with it the row.
     const bool above[2] = {!(maximum[0] - reference[0] <= headroom),
                            !(maximum[1] - reference[1] <= headroom)};
     if (ptx::ballot(above[0] || above[1]) != 0) move_rows(above, maximum, scale);
   }
   /// Moves the references of rows whose P has overflowed by the tile's maxima.
-  template <int n, int units, typename Scale>
-  TANDEM_DEVICE void move_lost(const float (&s)[n], const float (&unit)[units], Scale scale) {
+  template <int n, int factors, typename Scale>
+  TANDEM_DEVICE void move_lost(const float (&s)[n], const float (&factor)[factors], Scale scale) {
     float maximum[2];
-    find_maximum(maximum, s, unit);
+    find_maximum(maximum, s, factor);
     const bool lost[2] = {largest[0] > largest_kept, largest[1] > largest_kept};
     move_rows(lost, maximum, scale);
   }
@@ -113,8 +113,8 @@ struct LazySoftmax {
   /// them if the source has them in this order.
   ///
   /// `anew`: P is computed again, and no exponential is linear.
-  template <bool anew = false, int n, int units, typename Beside>
-  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&unit)[units], Beside beside) {
+  template <bool anew = false, int n, int factors, typename Beside>
+  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&factor)[factors], Beside beside) {
     constexpr int size = n / 4;
     const auto is_linear = [](int i) { return linear && !anew && takes_linear_exp2(i / 4 * 8); };
     // P of a row that has seen no key yet is infinite where a key is visible, and is then computed again.
@@ -122,7 +122,7 @@ struct LazySoftmax {
     const float start[2] = {linear_exp2_start - subtract[0], linear_exp2_start - subtract[1]};
     const auto argument = [&](int i) {
       const int h = i / 2 % 2;
-      s[i] = ptx::fma(s[i], unit[h % units], is_linear(i) ? start[h] : -subtract[h]);
+      s[i] = ptx::fma(s[i], factor[h % factors], is_linear(i) ? start[h] : -subtract[h]);
     };
     static_assert(size == 16);
 #pragma unroll

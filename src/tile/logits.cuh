@@ -39,12 +39,13 @@ TANDEM_DEVICE float scale_log2_of(const ForwardParams& p) {
 /// Caps the scores of the 8-bit forward kernel. In the exponent of tanh, `unit` multiplies the scores of a
 /// row, and `shift` stands for K's mean, which was removed. The result is in units of the logarithm to base
 /// 2, as `cap` is.
-template <int n, int units>
-TANDEM_DEVICE void cap_scores(float (&s)[n], const float (&unit)[units], const float (&shift)[2], float cap) {
+template <int n, int factors>
+TANDEM_DEVICE void cap_scores(float (&s)[n], const float (&factor)[factors], const float (&shift)[2],
+                              float cap) {
 #pragma unroll
   for (int i = 0; i < n; ++i) {
     const int h = i / 2 % 2;
-    const float power = ptx::exp2(ptx::fma(s[i], unit[h % units], shift[h]));
+    const float power = ptx::exp2(ptx::fma(s[i], factor[h % factors], shift[h]));
     s[i] = cap - 2.0F * cap * ptx::reciprocal(1.0F + power);
   }
 }

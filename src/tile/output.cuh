@@ -272,13 +272,13 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_empty(const TileIndex& t
   if constexpr (T.heads_as_rows) return store_empty_heads(t);
   const int first = t.m * T.block_m + warpgroup * 64;
   const int rows = min(64, t.end_q - first);
-  constexpr int units = T.head_dim_v / 8;
+  constexpr int vectors = T.head_dim_v / 8;
   // One thread writes each row's LSE. Inside the loop below, and with rows found as heads as rows are,
   // kernels of 256 columns have 150 bytes of local memory (NVRTC 13.0).
   if (thread < rows) store_lse(t, first + thread, t.head, -ptx::infinity());
-  for (int i = thread; i < rows * units; i += warpgroup_size) {
-    const int query = first + i / units;
-    const int col = i % units * 8;
+  for (int i = thread; i < rows * vectors; i += warpgroup_size) {
+    const int query = first + i / vectors;
+    const int col = i % vectors * 8;
     store_zeros(out_row(t, query, t.head) + col, p.head_dim_v - col);
   }
 }
@@ -286,10 +286,10 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_empty(const TileIndex& t
 /// Writes such a tile of heads as rows, of which some may be none.
 template <Tiling T, bool invariant, int columns>
 TANDEM_DEVICE void Output<T, invariant, columns>::store_empty_heads(const TileIndex& t) {
-  constexpr int units = T.head_dim_v / 8;
-  for (int i = thread; i < rows_until(t, t.end_q) * units; i += warpgroup_size) {
-    const auto [query, head] = row_of(t, i / units);
-    const int col = i % units * 8;
+  constexpr int vectors = T.head_dim_v / 8;
+  for (int i = thread; i < rows_until(t, t.end_q) * vectors; i += warpgroup_size) {
+    const auto [query, head] = row_of(t, i / vectors);
+    const int col = i % vectors * 8;
     if (query >= t.end_q) continue;
     if (col == 0) store_lse(t, query, head, -ptx::infinity());
     store_zeros(out_row(t, query, head) + col, p.head_dim_v - col);

@@ -65,17 +65,17 @@ struct SharedTile {
 
   /// The address of 8 elements from `col`, a multiple of 8, on.
   TANDEM_DEVICE char* address(int row, int col) {
-    constexpr int units = row_bytes / 16;
-    const int unit = col % strip_cols / 8 ^ (row * units / 8 & (units - 1));
-    return data + col / strip_cols * strip_bytes + row * row_bytes + unit * 16;
+    constexpr int vectors = row_bytes / 16;
+    const int vector = col % strip_cols / 8 ^ (row * vectors / 8 & (vectors - 1));
+    return data + col / strip_cols * strip_bytes + row * row_bytes + vector * 16;
   }
 
   /// The address of row `row + lane_row`, column `col + lane_col`: `row` is a multiple of 8, `col` of 8
   /// and more than `lane_col` is, which differ between lanes. The swizzle is an exclusive or, so that what
   /// the lane adds is one register for all rows and columns.
   TANDEM_DEVICE char* address(int row, int col, u32 lane_row, u32 lane_col) {
-    constexpr u32 units = row_bytes / 16;
-    const u32 of_lane = lane_row * row_bytes + (lane_col / 8 ^ (lane_row * units / 8 & (units - 1))) * 16;
+    constexpr u32 vectors = row_bytes / 16;
+    const u32 of_lane = lane_row * row_bytes + (lane_col / 8 ^ (lane_row * vectors / 8 & (vectors - 1))) * 16;
     const auto column = static_cast<u32>(col);
     return data + column / strip_cols * strip_bytes + row * row_bytes +
            (of_lane ^ column % strip_cols / 8 * 16);
@@ -85,16 +85,16 @@ struct SharedTile {
   /// threads divide.
   template <Element element>
   TANDEM_DEVICE bool any_nonfinite(int first, int end, int thread, int threads) const {
-    constexpr int units = row_bytes / 16;
+    constexpr int vectors = row_bytes / 16;
     u32 sum = 0;
-    for (int i = first * units + thread; i < end * units; i += threads) {
+    for (int i = first * vectors + thread; i < end * vectors; i += threads) {
 #pragma unroll
       for (int s = 0; s < strips; ++s) {
-        const auto unit = ptx::load_shared(reinterpret_cast<const ptx::Vec4*>(data + s * strip_bytes) + i);
-        sum = ptx::add_zero_times<element>(sum, unit.x);
-        sum = ptx::add_zero_times<element>(sum, unit.y);
-        sum = ptx::add_zero_times<element>(sum, unit.z);
-        sum = ptx::add_zero_times<element>(sum, unit.w);
+        const auto vector = ptx::load_shared(reinterpret_cast<const ptx::Vec4*>(data + s * strip_bytes) + i);
+        sum = ptx::add_zero_times<element>(sum, vector.x);
+        sum = ptx::add_zero_times<element>(sum, vector.y);
+        sum = ptx::add_zero_times<element>(sum, vector.z);
+        sum = ptx::add_zero_times<element>(sum, vector.w);
       }
     }
     return (sum & 0x7fff7fff) != 0;
@@ -106,9 +106,9 @@ struct SharedTile {
   }
   /// Zeroes `count` columns from `col` on, both multiples of a strip's, of rows [first, end).
   TANDEM_DEVICE void zero_rows(int first, int end, int col, int count, int thread, int threads) {
-    constexpr int units = row_bytes / 16;
+    constexpr int vectors = row_bytes / 16;
     for (int s = col / strip_cols; s < (col + count) / strip_cols; ++s) {
-      for (int i = first * units + thread; i < end * units; i += threads) {
+      for (int i = first * vectors + thread; i < end * vectors; i += threads) {
         ptx::store_shared(reinterpret_cast<ptx::Vec4*>(data + s * strip_bytes) + i, ptx::Vec4{0, 0, 0, 0});
       }
     }

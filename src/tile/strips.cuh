@@ -9,8 +9,8 @@ namespace tandem::tile {
 /// synchronises.
 template <int strips, u32 strip_bytes, u32 row_bytes>
 TANDEM_DEVICE void zero_rows_of_strips(char* data, int first, int end, int thread, int threads) {
-  constexpr int units = row_bytes / 16;
-  for (int i = first * units + thread; i < end * units; i += threads) {
+  constexpr int vectors = row_bytes / 16;
+  for (int i = first * vectors + thread; i < end * vectors; i += threads) {
 #pragma unroll
     for (int s = 0; s < strips; ++s) {
       ptx::store_shared(reinterpret_cast<ptx::Vec4*>(data + s * strip_bytes) + i, ptx::Vec4{0, 0, 0, 0});

@@ -14,9 +14,9 @@ namespace tandem::tile {
 ///
 /// `zero_point`: V is stored as u8 with zero point 128, so that sums of P V lie in [0, 2^23). The bits of
 /// such an integer, read as f32, are exactly the integer times 2^-149, a subnormal number: the multiply-add
-/// that promotes a sum needs no conversion. O is in units of 2^-45 times `v_unit`, a power of two near V's
-/// largest scale, so that the weights are far from f32's limits. Each output of a row exceeds its value by
-/// 128 * (sum of the row's quantized P) * weight; this excess is subtracted from time to time.
+/// that promotes a sum needs no conversion. O is in units of 2^-45 times `v_reference`, a power of two near
+/// V's largest scale, so that the weights are far from f32's limits. Each output of a row exceeds its value
+/// by 128 * (sum of the row's quantized P) * weight; this excess is subtracted from time to time.
 template <EightBitConfig C>
 struct TileSoftmax {
   static constexpr bool zero_point = C.v_has_zero_point();
@@ -24,7 +24,7 @@ struct TileSoftmax {
   static constexpr float headroom = zero_point ? 16.0F : 40.0F;
   static constexpr float subnormal_weight = 0x1p104F;
   static constexpr float from_subnormal = 0x1p45F;  ///< 149 - 104
-  /// The factor by which a scale of V may exceed v_unit.
+  /// The factor by which a scale of V may exceed v_reference.
   static constexpr float growth = 0x1p10F;
   static constexpr bool joins = C.v_row_scales;  ///< V's scales multiply P
   static constexpr float range = C.pv == OperandType::e4m3 ? e4m3_p_range : u8_p_range;
@@ -36,11 +36,11 @@ struct TileSoftmax {
   float reference[2];
   float sum[2];  ///< over this thread's columns
   float tile_sum[2];
-  float tile_unit[2];  ///< joins: the largest P in the tile
-  float weight[2];     ///< multiplies the products of the tile whose P is in registers
+  float tile_maximum[2];  ///< joins: the largest P in the tile
+  float weight[2];        ///< multiplies the products of the tile whose P is in registers
   // zero_point:
-  float per_v_unit;  ///< 1 / v_unit
-  float excess[2];   ///< the excess of O, and of the products to come: this thread's columns' part
+  float per_v_reference;  ///< 1 / v_reference
+  float excess[2];        ///< the excess of O, and of the products to come: this thread's columns' part
 
   static TANDEM_DEVICE float finite(float maximum) { return maximum == -ptx::infinity() ? 0.0F : maximum; }
 
@@ -56,13 +56,13 @@ struct TileSoftmax {
     return reference[h] == -ptx::infinity();
   }
 
-  template <int n, int units>
-  TANDEM_DEVICE void find_maximum(const float (&s)[n], const float (&unit)[units]) {
-    LazySoftmax<false>::find_maximum(maximum, s, unit);
+  template <int n, int factors>
+  TANDEM_DEVICE void find_maximum(const float (&s)[n], const float (&factor)[factors]) {
+    LazySoftmax<false>::find_maximum(maximum, s, factor);
   }
   /// The maximum of integer scores: one instruction compares two of them.
-  template <int n, int units>
-  TANDEM_DEVICE void find_maximum(const i32 (&s)[n], const float (&unit)[units]) {
+  template <int n, int factors>
+  TANDEM_DEVICE void find_maximum(const i32 (&s)[n], const float (&factor)[factors]) {
     i32 m[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -81,17 +81,17 @@ struct TileSoftmax {
       }
     }
 #pragma unroll
-    for (int h = 0; h < 2; ++h) maximum[h] = ptx::to_float(m[h]) * unit[h % units];
+    for (int h = 0; h < 2; ++h) maximum[h] = ptx::to_float(m[h]) * factor[h % factors];
   }
 
   /// Turns the scores, which `raw` has, into exponentials, a quarter at a time, and sums them; `beside(i)` is
   /// called behind quarter i. As in LazySoftmax, what else a tile needs goes between exponentials.
-  template <int n, int units, typename Raw, typename Beside>
-  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&unit)[units], Raw raw, Beside beside) {
+  template <int n, int factors, typename Raw, typename Beside>
+  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&factor)[factors], Raw raw, Beside beside) {
     constexpr int size = n / 4;
     const float subtract[2] = {finite(maximum[0]) - offset, finite(maximum[1]) - offset};
     const auto argument = [&](int i) {
-      s[i] = ptx::fma(raw(i), unit[i / 2 % 2 % units], -subtract[i / 2 % 2]);
+      s[i] = ptx::fma(raw(i), factor[i / 2 % 2 % factors], -subtract[i / 2 % 2]);
     };
     float total[4] = {0.0F, 0.0F, 0.0F, 0.0F};
 #pragma unroll
@@ -130,7 +130,7 @@ struct TileSoftmax {
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      largest[h] = tile_unit[h] = largest_of_quad_nan(largest[h]);
+      largest[h] = tile_maximum[h] = largest_of_quad_nan(largest[h]);
       const float inverse = largest[h] > 0.0F ? range * ptx::reciprocal(largest[h]) : 0.0F;
 #pragma unroll
       for (int j = 0; j < n / 4; ++j) {
@@ -150,7 +150,7 @@ struct TileSoftmax {
     const bool above[2] = {maximum[0] - reference[0] > headroom, maximum[1] - reference[1] > headroom};
     bool changes = C.adds_late() || zero_point ? ptx::any_lane(above[0] || above[1])
                                                : ptx::ballot(above[0] || above[1]) != 0;
-    if constexpr (zero_point) changes = changes || due || v_scale * per_v_unit > growth;
+    if constexpr (zero_point) changes = changes || due || v_scale * per_v_reference > growth;
     if (changes) {
       const float change = zero_point ? follow(v_scale) : 1.0F;
 #pragma unroll
@@ -171,7 +171,7 @@ struct TileSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) reference[h] = maximum[h];
     if constexpr (zero_point) {
-      per_v_unit = inverse_power(v_scale);
+      per_v_reference = inverse_power(v_scale);
       excess[0] = excess[1] = 0.0F;
       add_tile(v_scale, quantized, false, o);
     } else if constexpr (!C.adds_late()) {
@@ -179,14 +179,14 @@ struct TileSoftmax {
     }
   }
   /// Zero point: brings O, which holds all tiles, into the units of the sums, and O, the sums and the
-  /// reference into those of v_unit.
+  /// reference into those of v_reference.
   template <int n>
   TANDEM_DEVICE void finish(float (&o)[n]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       scale_row(h, from_subnormal, o);
-      sum[h] *= per_v_unit;
-      reference[h] -= ptx::log2(per_v_unit);
+      sum[h] *= per_v_reference;
+      reference[h] -= ptx::log2(per_v_reference);
     }
   }
 
@@ -202,13 +202,13 @@ struct TileSoftmax {
     const float bounded = scale > tiny ? (scale < huge ? scale : huge) : tiny;
     return reciprocal_of_power(ptx::float_of(ptx::bits_of(bounded) & 0x7F800000U));
   }
-  /// If V's scale exceeds v_unit too far, v_unit moves to it. Returns the factor by which O must be
+  /// If V's scale exceeds v_reference too far, v_reference moves to it. Returns the factor by which O must be
   /// multiplied.
   TANDEM_DEVICE float follow(float v_scale) {
-    if (!(v_scale * per_v_unit > growth)) return 1.0F;
-    const float before = reciprocal_of_power(per_v_unit);
-    per_v_unit = inverse_power(v_scale);
-    return per_v_unit * before;
+    if (!(v_scale * per_v_reference > growth)) return 1.0F;
+    const float before = reciprocal_of_power(per_v_reference);
+    per_v_reference = inverse_power(v_scale);
+    return per_v_reference * before;
   }
   /// Multiplies row h of O by `factor`, and subtracts its excess.
   template <int n>
@@ -236,13 +236,13 @@ struct TileSoftmax {
           maximum[h] == -ptx::infinity() ? 0.0F : ptx::exp2(maximum[h] - finite(reference[h]));
       sum[h] = ptx::fma(tile_sum[h], joins ? worth : worth * (1.0F / range), sum[h]);
       if constexpr (zero_point) {
-        weight[h] = worth * (subnormal_weight / range) * (v_scale * per_v_unit);
+        weight[h] = worth * (subnormal_weight / range) * (v_scale * per_v_reference);
         u32 zero_point_sum = 0;
 #pragma unroll
         for (int i = h; i < words; i += 2) zero_point_sum = ptx::add_128_times(zero_point_sum, quantized[i]);
         excess[h] = ptx::fma(ptx::float_of(zero_point_sum), weight[h], excess[h]);
       } else {
-        weight[h] = worth * (1.0F / range) * (joins ? tile_unit[h] : v_scale);
+        weight[h] = worth * (1.0F / range) * (joins ? tile_maximum[h] : v_scale);
       }
     }
   }

@@ -100,28 +100,28 @@ TANDEM_DEVICE int scaled_row(int warp, int lane) {
 
 /// Converts a tile of 8-bit values: the share of warp `warp` of `warps`, whose lanes all call. Each lane
 /// takes 16 bytes at a time to two places of 16 bytes in a row of the target's swizzled strips. Eight lanes,
-/// whose accesses are one, meet all banks: they have eight units of a row of 128 bytes, the right half of
-/// them of the neighbouring row, or four units of two rows. The units that they store first are then even
+/// whose accesses are one, meet all banks: they have eight vectors of a row of 128 bytes, the right half of
+/// them of the neighbouring row, or four vectors of two rows. The vectors that they store first are then even
 /// ones in one row and odd ones in the other, since the swizzle exchanges neighbours with the row. From a
-/// lane's unit to its next one are a multiple of eight rows, so that the swizzle, and with it the address, is
-/// the same but for a constant. `scales`: none, or the lane's scale, of row scaled_row().
+/// lane's vector to its next one are a multiple of eight rows, so that the swizzle, and with it the address,
+/// is the same but for a constant. `scales`: none, or the lane's scale, of row scaled_row().
 template <OperandType type, Element element, int warps, int rows, int cols, typename... Scales>
 TANDEM_DEVICE void convert_tile(SharedTile<rows, cols>& to, const ByteTile<rows, cols>& from, int warp,
                                 int lane, Scales... scales) {
   using From = ByteTile<rows, cols>;
   using To = SharedTile<rows, cols>;
-  constexpr int units = From::strip_cols / 16;
+  constexpr int vectors = From::strip_cols / 16;
   constexpr int rows_of_warp = converted_run<From>;
   constexpr int step_rows = warps * rows_of_warp;
   constexpr int steps = rows / step_rows;
-  constexpr int batch = steps % 4 == 0 ? 4 : 1;  // units that are loaded before any is stored
+  constexpr int batch = steps % 4 == 0 ? 4 : 1;  // vectors that are loaded before any is stored
   static_assert(rows % step_rows == 0 && step_rows % 8 == 0 && cols % 64 == 0);
   static_assert(sizeof...(scales) == 0 || steps * rows_of_warp <= warp_size);
-  const int unit = lane % units;
-  const int row = warp * rows_of_warp + ((lane / units) ^ (units == 8 ? unit / 4 : 0));
+  const int vector = lane % vectors;
+  const int row = warp * rows_of_warp + ((lane / vectors) ^ (vectors == 8 ? vector / 4 : 0));
 #pragma unroll
   for (int strip = 0; strip < From::strips; ++strip) {
-    const int col = strip * From::strip_cols + unit * 16;
+    const int col = strip * From::strip_cols + vector * 16;
     const char* source = from.data + From::place(row, col);
     char* left = to.address(row, col);
     char* right = to.address(row, col + 8);

@@ -210,11 +210,11 @@ std::int64_t tiles_of(const Head& h) {
   return blocks_in(query_rows(h.run.p, h.b).used) * h.run.p.group();
 }
 
-void run_tile(const Head& h, std::int64_t unit) {
+void run_tile(const Head& h, std::int64_t item) {
   const Run& run = h.run;
   if (run.stops()) return;
   const Problem& p = run.p;
-  const std::int64_t head = h.kv_head * p.group() + unit % p.group();
+  const std::int64_t head = h.kv_head * p.group() + item % p.group();
   const Rows q_rows = query_rows(p, h.b);
   const Rows keys = h.keys();
   EightBitTile tile;
@@ -237,7 +237,7 @@ void run_tile(const Head& h, std::int64_t unit) {
   static_cast<ScoreOptions&>(t) = p;
   if (p.sink != nullptr) t.sink = p.sink + head * p.sink_stride;
   // The last tile of a causal sequence sees the most keys: it goes first.
-  t.first = (tiles_of(h) - 1 - unit) / p.group() * quant_block;
+  t.first = (tiles_of(h) - 1 - item) / p.group() * quant_block;
   t.count = static_cast<int>(std::min<std::int64_t>(quant_block, t.seqlen_q - t.first));
   t.scratch = run.scratch();
   if (run.stop != nullptr) t.stop = {.wanted = Stop::wanted, .context = run.stop};

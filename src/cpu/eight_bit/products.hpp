@@ -68,7 +68,8 @@ TANDEM_INLINE void accumulate_rows(const Work& w, const Stripe& stripe, const Ke
         store(acc[r][v], w.s.held + lane);
         continue;
       }
-      const Vec factor = hn::Mul(load(w.s.factor + row + v * vec_lanes), broadcast(w.s.v_unit[channel + r]));
+      const Vec factor =
+          hn::Mul(load(w.s.factor + row + v * vec_lanes), broadcast(w.s.v_reference[channel + r]));
       const Vec kept = hn::Mul(load(w.s.out + lane), load(w.s.pending + row + v * vec_lanes));
       store(hn::MulAdd(acc[r][v], factor, kept), w.s.out + lane);
     }

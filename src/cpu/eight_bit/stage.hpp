@@ -31,10 +31,10 @@ inline void scale_channels(const Work& w, const KeyBlock& b) {
     } else if (r.v_scales != ScaleGroup::row) {
       unit = w.tile.v_scales[b.begin];
     }
-    const float before = b.opens ? 0.0F : w.s.v_unit[c];
+    const float before = b.opens ? 0.0F : w.s.v_reference[c];
     if (unit == 0.0F) unit = before;  // a block of zeros takes the scale that there is
     w.s.v_ratio[c] = before > 0.0F ? before / unit : 1.0F;
-    w.s.v_unit[c] = unit;
+    w.s.v_reference[c] = unit;
   }
 }
 

@@ -15,7 +15,7 @@ static_assert(quant_block % stripe_lanes == 0 && stripe_lanes <= 64);
 struct Scratch {
   float *q, *out, *held, *scores, *k, *v;
   std::uint8_t* quantized;
-  float *v_unit, *v_ratio;                 ///< by channel of V
+  float *v_reference, *v_ratio;            ///< by channel of V
   float *q_scale, *shift, *maximum, *sum;  ///< by query row
   float *growth, *pending, *factor;        ///< by query row
   std::byte* totals;                       ///< sums over runs of keys
@@ -59,8 +59,8 @@ inline Scratch scratch_of(const ForwardTile& t) {
   s.k = base + layout.k;
   s.v = base + layout.v;
   s.quantized = reinterpret_cast<std::uint8_t*>(base + layout.quantized);
-  s.v_unit = base + layout.channels;
-  s.v_ratio = s.v_unit + t.head_dim_v;
+  s.v_reference = base + layout.channels;
+  s.v_ratio = s.v_reference + t.head_dim_v;
   float* rows = base + layout.rows;
   for (float** field : {&s.q_scale, &s.shift, &s.maximum, &s.sum, &s.growth, &s.pending, &s.factor}) {
     *field = rows;

@@ -34,8 +34,8 @@ const BackwardTileLine& line_for(std::int64_t head_dim) {
 
 BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::int64_t head_dim_qk,
                          std::int64_t head_dim_v, std::int64_t rows, bool light = true) {
-  c.tiling.head_dim_qk = padded(head_dim_qk, line.unit_qk);
-  c.tiling.head_dim_v = padded(head_dim_v, line.unit_v);
+  c.tiling.head_dim_qk = padded(head_dim_qk, line.multiple_qk);
+  c.tiling.head_dim_v = padded(head_dim_v, line.multiple_v);
   c.tiling.block_m = line.block_m;
   c.tiling.block_n = line.block_n;
   c.cluster = c.tiling.head_dim_qk % 256 == 0 ? line.cluster : 1;  // a quarter of dQ's columns is a strip

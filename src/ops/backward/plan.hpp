@@ -25,8 +25,8 @@ std::string backward_objection(const BackwardConfig& config);
 /// unit, so that the warpgroups' columns begin where strips of shared memory do.
 struct BackwardTileLine {
   int head_dim;  ///< the larger of the two
-  int unit_qk;
-  int unit_v;
+  int multiple_qk;
+  int multiple_v;
   int block_m;
   int block_n;
   int cluster;

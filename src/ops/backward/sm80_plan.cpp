@@ -17,8 +17,8 @@ namespace {
 struct TileLine {
   int head_dim;          ///< the larger of the two
   int shared_kilobytes;  ///< what an SM has, at least
-  int unit_qk;           ///< head_dim of q and k is padded to a multiple of it
-  int unit_v;
+  int multiple_qk;       ///< head_dim of q and k is padded to a multiple of it
+  int multiple_v;
   int block_m;
   int block_n;
   int q_stages;  ///< blocks of q in flight, and of dout
@@ -30,9 +30,8 @@ struct TileLine {
 
 /// Narrowest heads and most shared memory first. A problem takes the first line it fits.
 constexpr TileLine tiles[] = {
-    // head_dim, shared_kilobytes, unit_qk, unit_v, block_m, block_n, q_stages, dout_stages, ds_in_dout,
-    // halved,
-    // why
+    // head_dim, shared_kilobytes, multiple_qk, multiple_v, block_m, block_n, q_stages, dout_stages,
+    // ds_in_dout, halved, why
     {64, 164, 32, 32, 128, 128, 2, 2, false, true,
      "dK and dV are small, so a block of 128 queries fits the registers"},
     {64, 100, 32, 32, 128, 128, 1, 1, false, false,
@@ -67,8 +66,8 @@ Sm80BackwardConfig with_tile(Sm80BackwardConfig c, std::int64_t head_dim_qk, std
   // With gradients of captured tensors a thread has P, dP and what a score function takes of its scores at
   // once: of 128 queries they do not fit its registers.
   const bool fewer = c.functions.captured_gradients && tile.block_m == 128;
-  c.tiling.head_dim_qk = padded(head_dim_qk, fewer ? 64 : tile.unit_qk);
-  c.tiling.head_dim_v = padded(head_dim_v, tile.unit_v);
+  c.tiling.head_dim_qk = padded(head_dim_qk, fewer ? 64 : tile.multiple_qk);
+  c.tiling.head_dim_v = padded(head_dim_v, tile.multiple_v);
   c.tiling.block_m = fewer ? 64 : tile.block_m;
   c.tiling.block_n = tile.block_n;
   c.q_stages = tile.q_stages;
@@ -85,10 +84,10 @@ std::string backward_objection(const Sm80BackwardConfig& c, int shared_bytes_per
   const bool halved = c.halves_queries();
   if (c.tiling.block_n != 128 && c.tiling.block_n != 64)
     return fmt::format("block_n {} is not 128 or 64", c.tiling.block_n);
-  const int unit_qk = halved || c.tiling.block_m == 64 ? 64 : 32;
+  const int multiple_qk = halved || c.tiling.block_m == 64 ? 64 : 32;
   const int most = c.tiling.block_n == 64 ? max_sm80_backward_head_dim : 128;
   for (const auto& [name, head_dim, unit] :
-       {std::tuple{"head_dim", c.tiling.head_dim_qk, unit_qk},
+       {std::tuple{"head_dim", c.tiling.head_dim_qk, multiple_qk},
         std::tuple{"head_dim_v", c.tiling.head_dim_v, halved ? 64 : 32}}) {
     if (head_dim < unit || head_dim > most || head_dim % unit != 0)
       return fmt::format("{} {} is not a multiple of {} up to {}", name, head_dim, unit, most);

@@ -58,14 +58,14 @@ bool allows_append_vectors(const AppendProblem& problem) {
   constexpr std::int64_t vector = 16;
   const bool same = problem.k_new.dtype == problem.k_cache.dtype;
   const auto item = static_cast<std::int64_t>(size_of(problem.k_new.dtype));
-  const std::int64_t unit = same && !problem.cos.given() ? vector / item : 8;
+  const std::int64_t multiple = same && !problem.cos.given() ? vector / item : 8;
   // Codes are made, or read to become values, 8 at a time.
   const std::int64_t rows = !same && is_eight_bit(problem.k_new.dtype) ? 8 : vector;
   const std::int64_t cache = !same && is_eight_bit(problem.k_cache.dtype) ? 8 : vector;
-  if (problem.head_dim_k % unit != 0 || !aligned(problem.k_new, rows) || !aligned(problem.k_cache, cache))
+  if (problem.head_dim_k % multiple != 0 || !aligned(problem.k_new, rows) || !aligned(problem.k_cache, cache))
     return false;
-  if (problem.v_new.given() &&
-      (problem.head_dim_v % unit != 0 || !aligned(problem.v_new, rows) || !aligned(problem.v_cache, cache))) {
+  if (problem.v_new.given() && (problem.head_dim_v % multiple != 0 || !aligned(problem.v_new, rows) ||
+                                !aligned(problem.v_cache, cache))) {
     return false;
   }
   if (problem.q.given() && (!aligned(problem.q, vector) || !aligned(problem.q_out, vector))) return false;

@@ -31,9 +31,10 @@ std::int64_t packed_bytes(const LoadedTensor& t) {
 }
 
 std::int64_t pack_grid(const LoadedTensor& t, int multiprocessors) {
-  const std::int64_t units = elements_of(t) / 8;
+  const std::int64_t vectors = elements_of(t) / 8;
   // Eight CTAs of 256 threads fill an SM.
-  return std::min<std::int64_t>((units + pack_threads - 1) / pack_threads, std::int64_t{8} * multiprocessors);
+  return std::min<std::int64_t>((vectors + pack_threads - 1) / pack_threads,
+                                std::int64_t{8} * multiprocessors);
 }
 
 PackConfig pack_config(const LoadedTensor& t, Element element) {

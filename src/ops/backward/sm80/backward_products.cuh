@@ -123,25 +123,25 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
 
   /// Passes P^T of this warpgroup's queries to the other warpgroup, in the order in which threads hold it;
   /// and takes the other's. Of one place the first warpgroup's comes first. All threads call both.
-  static constexpr int exchange_units = scores / 8;  ///< 16 bytes each
+  static constexpr int exchange_vectors = scores / 8;  ///< 16 bytes each
   static constexpr bool one_at_a_time = C.ds_in_dout;
   TANDEM_DEVICE ptx::Vec4* exchange_of(int of) {
-    return shared.exchanged + (one_at_a_time ? 0 : of * units * exchange_units * warpgroup_size) + thread;
+    return shared.exchanged + (one_at_a_time ? 0 : of * units * exchange_vectors * warpgroup_size) + thread;
   }
   TANDEM_DEVICE void pass(const Packed& packed) {
     ptx::Vec4* const at = exchange_of(warpgroup);
 #pragma unroll
-    for (int i = 0; i < units * exchange_units; ++i) {
-      const u32* const of = packed[i / exchange_units] + 4 * (i % exchange_units);
+    for (int i = 0; i < units * exchange_vectors; ++i) {
+      const u32* const of = packed[i / exchange_vectors] + 4 * (i % exchange_vectors);
       ptx::store_shared(at + i * warpgroup_size, ptx::Vec4{of[0], of[1], of[2], of[3]});
     }
   }
   TANDEM_DEVICE void load(Packed& packed) {
     const ptx::Vec4* const at = exchange_of(warpgroup ^ 1);
 #pragma unroll
-    for (int i = 0; i < units * exchange_units; ++i) {
+    for (int i = 0; i < units * exchange_vectors; ++i) {
       const ptx::Vec4 of = ptx::load_shared(at + i * warpgroup_size);
-      u32* const to = packed[i / exchange_units] + 4 * (i % exchange_units);
+      u32* const to = packed[i / exchange_vectors] + 4 * (i % exchange_vectors);
       to[0] = of.x;
       to[1] = of.y;
       to[2] = of.z;

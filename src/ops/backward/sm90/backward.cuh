@@ -142,7 +142,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
       this->template issue_gradient<C.tiling.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage], [&](int i) {
         constexpr int steps = C.tiling.block_m / 16;
         if (i == 0) this->await_dq_buffer();
-        this->store_dq(dq, 0, i * Base::dq_units / steps, (i + 1) * Base::dq_units / steps);
+        this->store_dq(dq, 0, i * Base::dq_vectors / steps, (i + 1) * Base::dq_vectors / steps);
       });
       ptx::wgmma_wait<0>();
       ptx::pin_registers(dv);

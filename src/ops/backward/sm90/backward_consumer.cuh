@@ -135,10 +135,10 @@ struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>> {
   }
   TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], int part) {
     await_dq_buffer();
-    store_dq(dq, part, 0, dq_units);
+    store_dq(dq, part, 0, dq_vectors);
     hand_over_dq();
   }
-  static constexpr int dq_units = C.dq_part() / warpgroup_size / 4;  ///< 16 bytes a thread
+  static constexpr int dq_vectors = C.dq_part() / warpgroup_size / 4;  ///< 16 bytes a thread
   TANDEM_DEVICE void await_dq_buffer() {
     ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);
   }
@@ -146,7 +146,7 @@ struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>> {
     auto* target = reinterpret_cast<ptx::Float4*>(shared.dq + warpgroup * C.dq_part()) + thread;
 #pragma unroll
     for (int u = from; u < to; ++u) {
-      const float* d = dq + 4 * (part * dq_units + u);
+      const float* d = dq + 4 * (part * dq_vectors + u);
       ptx::store_shared(target + u * warpgroup_size, ptx::Float4{d[0], d[1], d[2], d[3]});
     }
   }

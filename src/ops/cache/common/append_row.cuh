@@ -24,23 +24,23 @@ struct PieceOf<4, false> {
   using Type = u32;
 };
 
-/// A lane's share of the units of a row, `per_head` of each head: every 32nd. Divides once a row.
-struct Units {
+/// A lane's share of the vectors of a row, `per_head` of each head: every 32nd. Divides once a row.
+struct RowVectors {
   int per_head;
-  int head_step, unit_step;
-  int head, unit;
+  int head_step, vector_step;
+  int head, vector;
 
-  TANDEM_DEVICE explicit Units(int units_of_head) : per_head(max(units_of_head, 1)) {
+  TANDEM_DEVICE explicit RowVectors(int vectors_of_head) : per_head(max(vectors_of_head, 1)) {
     const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
     head_step = warp_size / per_head;
-    unit_step = warp_size - head_step * per_head;
+    vector_step = warp_size - head_step * per_head;
     head = lane / per_head;
-    unit = lane - head * per_head;
+    vector = lane - head * per_head;
   }
   TANDEM_DEVICE void advance() {
-    unit += unit_step;
-    const bool next_head = unit >= per_head;
-    unit -= next_head ? per_head : 0;
+    vector += vector_step;
+    const bool next_head = vector >= per_head;
+    vector -= next_head ? per_head : 0;
     head += head_step + (next_head ? 1 : 0);
   }
 };
@@ -135,8 +135,8 @@ TANDEM_DEVICE void embed(float (&x)[8], const AppendParams& p, i64 position, con
 /// Eight elements of a head's row to the cache, or to q_out, which are lost. `of_16_bits`: as new rows have
 /// them.
 template <AppendConfig C, Stored target, bool of_16_bits>
-TANDEM_DEVICE void store_unit(float (&x)[8], const AppendTensor& t, const Token& token, u8* to, int head,
-                              int col) {
+TANDEM_DEVICE void store_vector(float (&x)[8], const AppendTensor& t, const Token& token, u8* to, int head,
+                                int col) {
   u8* const out = stored::at<target>(to, head * t.cache_stride.head);
   float scale = 1.0F;
   if constexpr (stored::is_code(target) || stored::is_code(C.from)) {
@@ -164,10 +164,10 @@ TANDEM_DEVICE void write_embedded_row(const AppendParams& p, const AppendTensor&
                                       const u8* from, u8* to, int heads) {
   const i64 position = position_of(p, token);
   const int half = C.interleaved ? 0 : p.rotary_dim / 2;
-  for (Units at(half / 8 + ceil_div(t.columns - 2 * half, 8)); at.head < heads; at.advance()) {
+  for (RowVectors at(half / 8 + ceil_div(t.columns - 2 * half, 8)); at.head < heads; at.advance()) {
     const u8* const row = stored::at<C.from>(from, at.head * t.row_stride.head);
-    const bool pairs = at.unit < half / 8;
-    const int col = pairs ? 8 * at.unit : half + 8 * at.unit;
+    const bool pairs = at.vector < half / 8;
+    const int col = pairs ? 8 * at.vector : half + 8 * at.vector;
     float x[8];
     stored::load<C.from, C.vectors>(x, row, col, t.columns);
     if (pairs) {
@@ -181,10 +181,10 @@ TANDEM_DEVICE void write_embedded_row(const AppendParams& p, const AppendTensor&
 #pragma unroll
         for (int i = 0; i < 4; ++i) embed_pair(x[first + i], y[first + i], c[i], s[i]);
       }
-      store_unit<C, target, false>(y, t, token, to, at.head, col + half);
+      store_vector<C, target, false>(y, t, token, to, at.head, col + half);
     }
     if constexpr (C.interleaved) embed<C>(x, p, position, row, col, t.columns);
-    store_unit<C, target, false>(x, t, token, to, at.head, col);
+    store_vector<C, target, false>(x, t, token, to, at.head, col);
   }
 }
 
@@ -201,25 +201,25 @@ TANDEM_DEVICE void write_row(const AppendParams& p, const AppendTensor& t, const
                                                        heads, t.columns);
   } else {
     constexpr int at_once = C.vectors && !C.finds_scales ? 2 : 1;
-    Units at(ceil_div(t.columns, 8));
+    RowVectors at(ceil_div(t.columns, 8));
     while (at.head < heads) {
       float x[at_once][8];
       int heads_of[at_once];
-      int units_of[at_once];
+      int vectors_of[at_once];
 #pragma unroll
       for (int i = 0; i < at_once; ++i) {
         heads_of[i] = at.head;
-        units_of[i] = at.unit;
+        vectors_of[i] = at.vector;
         if (at.head < heads) {
           stored::load<C.from, C.vectors>(x[i], stored::at<C.from>(from, at.head * t.row_stride.head),
-                                          8 * at.unit, t.columns);
+                                          8 * at.vector, t.columns);
         }
         at.advance();
       }
 #pragma unroll
       for (int i = 0; i < at_once; ++i) {
         if (heads_of[i] < heads)
-          store_unit<C, target, C.from != Stored::f32>(x[i], t, token, to, heads_of[i], 8 * units_of[i]);
+          store_vector<C, target, C.from != Stored::f32>(x[i], t, token, to, heads_of[i], 8 * vectors_of[i]);
       }
     }
   }
@@ -235,11 +235,11 @@ TANDEM_DEVICE void write_scaled_row(const AppendParams& p, const AppendTensor& t
   const int of_head = ceil_div(t.columns, 8);
   int lanes = 1;
   while (lanes < of_head && lanes < warp_size) lanes *= 2;
-  const int unit = lane % lanes;
+  const int vector = lane % lanes;
   const i64 position = embedded ? position_of(p, token) : 0;
   for (int first = 0; first < p.heads_kv; first += warp_size / lanes) {
     const int head = first + lane / lanes;
-    const int units = head < p.heads_kv ? of_head : 0;
+    const int vectors = head < p.heads_kv ? of_head : 0;
     const u8* const row = stored::at<C.from>(from, head * t.row_stride.head);
     auto load = [&](float(&x)[8], int col) {
       stored::load<C.from, C.vectors>(x, row, col, t.columns);
@@ -248,19 +248,19 @@ TANDEM_DEVICE void write_scaled_row(const AppendParams& p, const AppendTensor& t
     float mine[8];  // a lane's first columns, mostly all of them
     float x[8];
     const auto each_other = [&](const auto& use) {
-      for (int n = unit + lanes; n < units; n += lanes) {
+      for (int n = vector + lanes; n < vectors; n += lanes) {
         load(x, 8 * n);
         use(x, 8 * n);
       }
     };
     const auto largest = [&](const auto& take) {
       stored::Magnitude magnitude;
-      if (unit < units) add(magnitude, mine);
+      if (vector < vectors) add(magnitude, mine);
       each_other([&](float(&y)[8], int) { add(magnitude, y); });
       magnitude.share(lanes);
       return magnitude;
     };
-    if (unit < units) load(mine, 8 * unit);
+    if (vector < vectors) load(mine, 8 * vector);
     stored::Magnitude magnitude = largest([](stored::Magnitude& m, const float(&y)[8]) { m.add(y); });
     const bool finite = magnitude.finite();
     const bool all_finite = !ptx::any_lane(!finite);
@@ -274,9 +274,9 @@ TANDEM_DEVICE void write_scaled_row(const AppendParams& p, const AppendTensor& t
       stored::store_quotients<target, C.vectors>(y, stored::at<target>(to, head * t.cache_stride.head), col,
                                                  t.columns);
     };
-    if (unit < units) store(mine, 8 * unit);
+    if (vector < vectors) store(mine, 8 * vector);
     each_other(store);
-    if (unit == 0 && units > 0) ptx::store_global(scales + head * scale_head, scale.stored);
+    if (vector == 0 && vectors > 0) ptx::store_global(scales + head * scale_head, scale.stored);
   }
 }
 }  // namespace tandem::append_rows

@@ -34,11 +34,11 @@ struct EightBitByTileRows : EightBitRows<C> {
   // ---- Softmax ----
 
   TANDEM_DEVICE void find_maximum(float (&s)[scores], const ScoreSum (&sums)[scores], bool masked) {
-    c.find_units();
+    c.find_factors();
     if constexpr (Consumer::has_nan_markers) this->apply_nan_keys();
     if constexpr (integer_maxima) {
       if (!masked) {
-        softmax.find_maximum(sums, c.score_unit);
+        softmax.find_maximum(sums, c.score_factor);
         this->release_scores();
         return;
       }
@@ -47,7 +47,7 @@ struct EightBitByTileRows : EightBitRows<C> {
     c.scale_scores(s);
     this->release_scores();
     if (masked) this->mask(s);
-    softmax.find_maximum(s, c.score_unit);
+    softmax.find_maximum(s, c.score_factor);
   }
   /// Computes P; `beside(i)` is called behind quarter i of the exponentials. If V's scales multiply P, it is
   /// rounded after the last exponential.
@@ -61,7 +61,7 @@ struct EightBitByTileRows : EightBitRows<C> {
         return s[i];
       }
     };
-    softmax.exponentials(s, c.score_unit, raw, [&](int quarter) {
+    softmax.exponentials(s, c.score_factor, raw, [&](int quarter) {
       beside(quarter);
       if (!C.v_row_scales && quarter > 0) this->convert_quarter(s, quarter - 1);
     });

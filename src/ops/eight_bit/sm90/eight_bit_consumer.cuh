@@ -50,12 +50,12 @@ struct EightBitConsumer {
   tile::Output<C.tiling> output;
   tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic> tiles;
   // What belongs to the tile that is computed:
-  static constexpr int units = C.row_scales ? 2 : 1;  ///< the thread's two rows have one each, or share one
-  float q_unit[units];                                ///< scales of Q times the softmax's scale
-  float score_unit[units];                            ///< the same times the scale of K's block
-  float v_scale = 1.0F;                               ///< scale of the block whose scores came last
+  static constexpr int factors = C.row_scales ? 2 : 1;  ///< the thread's two rows have one each, or share one
+  float q_factor[factors];                              ///< scales of Q times the softmax's scale
+  float score_factor[factors];                          ///< the same times the scale of K's block
+  float v_scale = 1.0F;                                 ///< scale of the block whose scores came last
   /// softcap: the factor of scores in the exponent of tanh, and the summand that stands for K's removed mean.
-  float cap_unit[units];
+  float cap_factor[factors];
   float cap_shift[2];
   /// Whether rows of Q's block, and of the K block whose scores came last, have NaN markers.
   static constexpr bool has_nan_markers = C.qk == OperandType::s8 && !C.row_scales;
@@ -162,10 +162,10 @@ struct EightBitConsumer {
     const int batch = p.forward.packed_q && !C.in_place() ? 0 : t.index.batch;
     const int head = C.in_place() ? t.index.head / p.q_scale_heads : t.index.head;
 #pragma unroll
-    for (int h = 0; h < units; ++h) {
+    for (int h = 0; h < factors; ++h) {
       const i64 row = padded_row(t, h);
       const float scale = load_scale<C>(p.q_scales, batch, head, C.row_scales ? row : row / quant_block);
-      q_unit[h] = scale;
+      q_factor[h] = scale;
     }
     if constexpr (C.transform == ScoreTransform::softcap) {
 #pragma unroll
@@ -174,7 +174,8 @@ struct EightBitConsumer {
   }
   TANDEM_DEVICE void convert_scales() {
 #pragma unroll
-    for (float& unit : q_unit) unit = magnitude(unit, q_has_nan) * p.forward.score.scale * tile::log2_e;
+    for (float& factor : q_factor)
+      factor = magnitude(factor, q_has_nan) * p.forward.score.scale * tile::log2_e;
   }
   /// What the removal of K's mean subtracted from the scores of a thread's row (logarithm to base 2).
   TANDEM_DEVICE float shift_of_row(const tile::QueryTile& t, int h) const {
@@ -218,34 +219,34 @@ struct EightBitConsumer {
       }
     }
     if constexpr (C.transform == ScoreTransform::softcap)
-      tile::cap_scores(s, cap_unit, cap_shift, p.forward.score.softcap * tile::log2_e);
+      tile::cap_scores(s, cap_factor, cap_shift, p.forward.score.softcap * tile::log2_e);
   }
   /// Caller-supplied scales may be negative. The exponent's multiply-add allows that, but a maximum does not:
   /// the scores take the sign.
   TANDEM_DEVICE void move_sign_to_scores(float (&s)[scores]) {
     if constexpr (C.in_place()) {
-      if (!(score_unit[0] < 0.0F)) return;
+      if (!(score_factor[0] < 0.0F)) return;
 #pragma unroll
       for (float& score : s) score = -score;
-      score_unit[0] = -score_unit[0];
+      score_factor[0] = -score_factor[0];
     }
   }
-  /// Finds the units of the block whose scores have come.
-  TANDEM_DEVICE void find_units() {
-    // Scale 0 (a block of zeros, or the user's) would turn masked scores, -inf, into NaN. Any small unit is
+  /// Finds the factors of the block whose scores have come.
+  TANDEM_DEVICE void find_factors() {
+    // Scale 0 (a block of zeros, or the user's) would turn masked scores, -inf, into NaN. Any small factor is
     // right.
     constexpr float tiny = 0x1p-100F;
 #pragma unroll
-    for (int h = 0; h < units; ++h) {
-      float unit = q_unit[h];
+    for (int h = 0; h < factors; ++h) {
+      float factor = q_factor[h];
       if constexpr (!C.row_scales) {
-        unit *= magnitude(ptx::load_shared(&shared.block_scales[k_at.stage].k), k_has_nan);
+        factor *= magnitude(ptx::load_shared(&shared.block_scales[k_at.stage].k), k_has_nan);
       }
-      const float size = C.in_place() ? ptx::max_magnitude(0.0F, unit) : unit;
-      score_unit[h] = size < tiny ? tiny : unit;
+      const float size = C.in_place() ? ptx::max_magnitude(0.0F, factor) : factor;
+      score_factor[h] = size < tiny ? tiny : factor;
       if constexpr (C.transform == ScoreTransform::softcap) {
-        cap_unit[h] = unit * (2.0F / p.forward.score.softcap);
-        score_unit[h] = 1.0F;
+        cap_factor[h] = factor * (2.0F / p.forward.score.softcap);
+        score_factor[h] = 1.0F;
       }
     }
     if constexpr (!C.v_row_scales) {

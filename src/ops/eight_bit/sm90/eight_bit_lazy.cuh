@@ -59,16 +59,16 @@ struct EightBitLazyRows : EightBitRows<C> {
   template <bool first, typename Beside>
   TANDEM_DEVICE void find_probabilities(float (&s)[scores], const ScoreSum (&sums)[scores], bool masked,
                                         Beside beside) {
-    c.find_units();
+    c.find_factors();
     if constexpr (Consumer::has_nan_markers) this->apply_nan_keys();
     c.convert_scores(s, sums);
     c.scale_scores(s);
     if (masked) {
       c.move_sign_to_scores(s);
       this->mask(s);
-      softmax.move_to_maximum(s, c.score_unit, scale_o<first>());
+      softmax.move_to_maximum(s, c.score_factor, scale_o<first>());
     }
-    softmax.exponentials(s, c.score_unit, beside);
+    softmax.exponentials(s, c.score_factor, beside);
   }
   /// Adds the block's sums, rescales where P is too large, and rounds P to the operand of P V. `converted`:
   /// how many quarters of P have been rounded beside the exponentials.
@@ -84,8 +84,8 @@ struct EightBitLazyRows : EightBitRows<C> {
           lost, c.shared.q[c.warpgroup][c.q_at.stage], c.shared.k[c.k_at.stage], c.position);
       c.scale_scores(lost);
       c.move_sign_to_scores(lost);
-      softmax.move_lost(lost, c.score_unit, scale_o<first>());
-      softmax.template exponentials<true>(lost, c.score_unit, [](int) {});
+      softmax.move_lost(lost, c.score_factor, scale_o<first>());
+      softmax.template exponentials<true>(lost, c.score_factor, [](int) {});
     };
     // With more columns this makes nothing faster.
     constexpr bool apart = C.tiling.head_dim_v <= 64;

@@ -63,15 +63,15 @@ TANDEM_DEVICE void multiply_scales(const WidenParams& p, i64 first, i64 step) {
 
 template <PackConfig C>
 TANDEM_KERNEL __launch_bounds__(pack_threads) pack(const __grid_constant__ PackKernelParams<C> p) {
-  const i64 units_a_row = p.pitch / 8;
-  const i64 units = static_cast<i64>(p.batch) * p.rows * p.heads * units_a_row;
+  const i64 vectors_a_row = p.pitch / 8;
+  const i64 vectors = static_cast<i64>(p.batch) * p.rows * p.heads * vectors_a_row;
   const i64 step = static_cast<i64>(ptx::grid_size()) * pack_threads;
   const i64 first = static_cast<i64>(ptx::block_index()) * pack_threads + ptx::thread_index();
   if constexpr (C.widens) multiply_scales(p, first, step);
-  for (i64 i = first; i < units; i += step) {
-    // Neighbouring threads take neighbouring units of a row, so that their reads and writes are runs.
-    const i64 line = i / units_a_row;
-    const int col = static_cast<int>(i - line * units_a_row) * 8;
+  for (i64 i = first; i < vectors; i += step) {
+    // Neighbouring threads take neighbouring vectors of a row, so that their reads and writes are runs.
+    const i64 line = i / vectors_a_row;
+    const int col = static_cast<int>(i - line * vectors_a_row) * 8;
     const i64 batch_row = line / p.heads;
     const i64 head = line - batch_row * p.heads;
     const i64 batch = batch_row / p.rows;
