@@ -135,7 +135,7 @@ struct MembersOf<CombineConfig> : Members<&CombineConfig::tiling, &CombineConfig
 template <>
 struct MembersOf<BackwardConfig>
     : Members<&BackwardConfig::tiling, &BackwardConfig::cluster, &BackwardConfig::q_stages,
-              &BackwardConfig::dout_stages, &BackwardConfig::dq_parts, &BackwardConfig::mask,
+              &BackwardConfig::dout_stages, &BackwardConfig::dq_slices, &BackwardConfig::mask,
               &BackwardConfig::transform, &BackwardConfig::schedule, &BackwardConfig::f32_dq,
               &BackwardConfig::f32_dk_dv, &BackwardConfig::functions> {};
 template <>
@@ -150,7 +150,7 @@ template <>
 struct MembersOf<EightBitConfig>
     : Members<&EightBitConfig::tiling, &EightBitConfig::qk, &EightBitConfig::pv, &EightBitConfig::stages,
               &EightBitConfig::q_stages, &EightBitConfig::mask, &EightBitConfig::row_scales,
-              &EightBitConfig::v_row_scales, &EightBitConfig::rotated_v, &EightBitConfig::parts,
+              &EightBitConfig::v_row_scales, &EightBitConfig::rotated_v, &EightBitConfig::slices,
               &EightBitConfig::linear_exp2, &EightBitConfig::arranged, &EightBitConfig::transform,
               &EightBitConfig::schedule> {};
 template <>

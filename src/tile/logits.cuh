@@ -50,9 +50,9 @@ TANDEM_DEVICE void cap_scores(float (&s)[n], const float (&factor)[factors], con
   }
 }
 
-/// A capped score of the backward kernels, as a part of the cap, and the derivative of the capped score.
+/// A capped score of the backward kernels, as a fraction of the cap, and the derivative of the capped score.
 struct CappedScore {
-  float part;
+  float fraction;
   float slope;
 };
 /// `inner` is 2 * scale * log2(e) / cap. tanh(x) = 1 - 2 r with r = 1 / (1 + e^2x), as the forward kernels
@@ -70,7 +70,7 @@ TANDEM_DEVICE float probability_of(float score, float lse_log2, float scale, con
   if constexpr (transform != ScoreTransform::softcap) return ptx::exp2(ptx::fma(score, scale, -lse_log2));
   const CappedScore capped = cap_score(score, 2.0F * scale / options.softcap);
   slope = capped.slope;
-  return ptx::exp2(ptx::fma(capped.part, options.softcap * log2_e, -lse_log2));
+  return ptx::exp2(ptx::fma(capped.fraction, options.softcap * log2_e, -lse_log2));
 }
 
 /// What a score function takes in the backward kernels: the transformed score, and its derivative.
@@ -82,7 +82,7 @@ TANDEM_DEVICE float transformed_score(float score, float scale, const ScoreOptio
   }
   const CappedScore capped = cap_score(score, 2.0F * log2_e * scale / options.softcap);
   slope = capped.slope;
-  return options.softcap * capped.part;
+  return options.softcap * capped.fraction;
 }
 
 /// A thread's scores of an unmasked block, element by element from global memory. They serve the rare block

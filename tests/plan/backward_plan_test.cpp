@@ -132,14 +132,14 @@ TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
   refused({.q_stages = 0}, "less than 1");
   refused({.tiling = {.head_dim_qk = 96}}, "begin inside a strip");
   refused({.tiling = {.head_dim_qk = 192, .head_dim_v = 192}, .q_stages = 1, .dout_stages = 1}, "registers");
-  refused({.dq_parts = 3}, "dq_parts 3");
+  refused({.dq_slices = 3}, "dq_slices 3");
   refused({.cluster = 2}, "cluster 2");
   refused({.q_stages = 1, .schedule = {.pingpong = true}}, "pingpong needs");
   refused({.dout_stages = 1, .schedule = {.pingpong = true}}, "pingpong needs");
   refused({.tiling = {.head_dim_qk = 256, .head_dim_v = 256, .block_n = 64},
            .cluster = 2,
            .dout_stages = 1,
-           .dq_parts = 2,
+           .dq_slices = 2,
            .schedule = {.pingpong = true}},
           "64 keys");
   refused({.mask = {.causal = true}, .schedule = {.staggered = true}}, "staggered");

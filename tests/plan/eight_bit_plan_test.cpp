@@ -35,7 +35,7 @@ TEST(EightBitPlan, EveryHeadDimensionAndRecipeGetsALegalConfig) {
 
 TEST(EightBitPlan, PartsAreAsWideAsRegistersAllow) {
   const auto columns = [](std::int64_t head_dim, bool causal, const Recipe& recipe) {
-    return choose_eight_bit_config(CallFacts(problem(head_dim, causal)), recipe).part_columns();
+    return choose_eight_bit_config(CallFacts(problem(head_dim, causal)), recipe).slice_columns();
   };
   for (const bool causal : {false, true}) {
     EXPECT_EQ(columns(160, causal, fp8_recipe), 160);
@@ -139,13 +139,13 @@ TEST(EightBitPlan, WarpgroupsTakeTurnsWhereThatPays) {
 
 TEST(EightBitPlan, ObjectionsNameTheRule) {
   const auto objection = [](auto change) {
-    EightBitConfig c{.tiling = {.block_m = 192}, .parts = 1, .schedule = {.overlap = false}};
+    EightBitConfig c{.tiling = {.block_m = 192}, .slices = 1, .schedule = {.overlap = false}};
     change(c);
     return eight_bit_objection(c);
   };
   EXPECT_EQ(objection([](EightBitConfig&) {}), "");
-  EXPECT_EQ(objection([](EightBitConfig& c) { c.parts = 3; }),
-            "parts 3 do not divide head_dim_v 128 into multiples of 16");
+  EXPECT_EQ(objection([](EightBitConfig& c) { c.slices = 3; }),
+            "slices 3 do not divide head_dim_v 128 into multiples of 16");
   EXPECT_EQ(objection([](EightBitConfig& c) {
               c.pv = OperandType::s8;
               c.linear_exp2 = true;

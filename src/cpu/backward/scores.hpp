@@ -61,7 +61,7 @@ void probabilities(Tile& t, std::int64_t p, std::int64_t s) {
                                 t.rows_of_strip(s));
   const bool masked = !t.sees_all(p, s);
   t.masked = t.masked || masked;
-  if (transform_of(t.b.score) == ScoreTransform::softcap) {
+  if (SlopedLogits(t.b.score).transforms()) {
     masked ? exponentials<true, true>(t, p, s) : exponentials<true, false>(t, p, s);
   } else {
     masked ? exponentials<false, true>(t, p, s) : exponentials<false, false>(t, p, s);

@@ -25,6 +25,10 @@ struct Logits {
   [[nodiscard]] [[gnu::always_inline]] Vec transform(Vec s) const {
     return hn::Mul(tanh(hn::Mul(s, broadcast(cap_in))), broadcast(cap_out));
   }
+  /// For scores that are transformed already.
+  [[nodiscard]] [[gnu::always_inline]] Logits without_transform() const {
+    return {sign, scale, factor, 0.0F, 0.0F};
+  }
 };
 
 /// Whether a positive number is 2^n with n from -16 to 16, as head_dim^-0.5 is for head dimensions of 64 and
@@ -56,6 +60,8 @@ class SlopedLogits {
         cap_(broadcast(options.softcap)),
         inverse_cap_(broadcast(capped_ ? 1.0F / options.softcap : 0.0F)) {}
 
+  /// Whether a logit is more than the product times the scale.
+  [[nodiscard]] [[gnu::always_inline]] bool transforms() const { return capped_; }
   [[nodiscard]] [[gnu::always_inline]] Vec logit(Vec product) const {
     const Vec scaled = hn::Mul(product, scale_);
     return capped_ ? hn::Mul(tanh(hn::Mul(scaled, inverse_cap_)), cap_) : scaled;
@@ -64,11 +70,11 @@ class SlopedLogits {
   [[nodiscard]] [[gnu::always_inline]] Vec slope(Vec logit) const {
     return capped_ ? slope_of_bent(hn::Mul(logit, inverse_cap_)) : scale_;
   }
-  /// Makes a raw product its logit and returns the slope. `transforms`: there is a softcap.
-  template <bool transforms>
+  /// Makes a raw product its logit and returns the slope. `transforms_`: transforms().
+  template <bool transforms_>
   [[nodiscard]] [[gnu::always_inline]] Vec to_logit(Vec& product) const {
     product = hn::Mul(product, scale_);
-    if constexpr (!transforms) return scale_;
+    if constexpr (!transforms_) return scale_;
     const Vec bent = tanh(hn::Mul(product, inverse_cap_));
     product = hn::Mul(bent, cap_);
     return slope_of_bent(bent);

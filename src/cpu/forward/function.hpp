@@ -158,9 +158,12 @@ bool see_by_functions(const ForwardTile& t, const ForwardScratch& layout, const 
 struct FunctionRows {
   FunctionRows(const ForwardTile& tile, const ForwardScratch& scratch, const Logits& logits_, int stripe_,
                std::int64_t begin_)
-      : t(tile), layout(scratch), logits(logits_), plain(logits_), stripe(stripe_), begin(begin_) {
-    plain.cap_in = plain.cap_out = 0.0F;
-  }
+      : t(tile),
+        layout(scratch),
+        logits(logits_),
+        plain(logits_.without_transform()),
+        stripe(stripe_),
+        begin(begin_) {}
 
   const ForwardTile& t;
   const ForwardScratch& layout;

@@ -49,7 +49,7 @@ struct BackwardConfig {
   int cluster = 1;      ///< CTAs that exchange dS: each computes its columns of dQ over the keys of all
   int q_stages = 2;     ///< blocks of Q in flight
   int dout_stages = 2;  ///< blocks of dO in flight
-  int dq_parts = 1;     ///< a block of dQ passes through shared memory in so many parts
+  int dq_slices = 1;    ///< a block of dQ passes through shared memory in so many slices
   Mask mask{};
   ScoreTransform transform = ScoreTransform::raw;
   BackwardSchedule schedule{};
@@ -87,7 +87,7 @@ struct BackwardConfig {
   [[nodiscard]] constexpr int strip_v() const { return strip_columns(tiling.head_dim_v); }
   /// f32 values of 64 rows of dQ that one warpgroup has, and those that it hands to TMA at a time.
   [[nodiscard]] constexpr int dq_values() const { return 64 * dq_columns(); }
-  [[nodiscard]] constexpr int dq_part() const { return dq_values() / dq_parts; }
+  [[nodiscard]] constexpr int dq_slice() const { return dq_values() / dq_slices; }
 };
 
 /// Threads of a CTA of the preprocess and convert kernels: a warpgroup for each piece of dQ, so that a
@@ -108,7 +108,7 @@ constexpr int backward_shared_bytes(const BackwardConfig& c) {
   const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
   const int dout_tiles = c.dout_stages * c.tiling.block_m * c.tiling.head_dim_v * 2;
   const int scores = (c.cluster + 1) * c.tiling.block_n * c.tiling.block_m * 2;
-  const int dq = 4 * BackwardConfig::consumers * c.dq_part();
+  const int dq = 4 * BackwardConfig::consumers * c.dq_slice();
   const int rows = 4 * (c.tiling.block_m * (c.q_stages + c.dout_stages) + c.tiling.block_n +
                         4 * BackwardConfig::consumers);
   const int barriers = 16 * (c.q_stages + c.dout_stages + 3);
@@ -131,7 +131,7 @@ struct BackwardParams {
   LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   float* lse_log2;  ///< workspace: LSE * log2(e); +inf for rows that see no key
   float* delta;     ///< workspace: row sums of dO * O, minus dLSE; 0 for rows that see no key or a NaN
-  float* dq_sum;    ///< workspace: block_m * head_dim_qk values a query block, by dq_part
+  float* dq_sum;    ///< workspace: block_m * head_dim_qk values a query block, by dq_slice
   /// Workspace: a semaphore for each warpgroup's piece of each query block of dQ. It counts key tiles that
   /// have added to the piece, or says whether one has stored it (backward_producer.cuh).
   unsigned int* dq_semaphores;

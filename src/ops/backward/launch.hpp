@@ -76,7 +76,7 @@ Config backward_rows_config(Config c) {
   c.q_stages = defaults.q_stages;
   c.dout_stages = defaults.dout_stages;
   if constexpr (std::is_same_v<Config, BackwardConfig>) {
-    c.dq_parts = defaults.dq_parts;
+    c.dq_slices = defaults.dq_slices;
     c.schedule.pingpong = c.schedule.staggered = false;
   }
   return c;

@@ -41,7 +41,7 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   c.cluster = c.tiling.head_dim_qk % 256 == 0 ? line.cluster : 1;  // a quarter of dQ's columns is a strip
   c.q_stages = line.q_stages;
   c.dout_stages = line.dout_stages;
-  c.dq_parts = line.dq_parts;
+  c.dq_slices = line.dq_slices;
   // The slope of a softcap beside P, or the values of functions that are not light: 128 queries spill 150 to
   // 300 bytes a thread. ALiBi and softcaps by tanh spill as much at 64 dimensions, and gain more.
   const bool transforms = c.transform != ScoreTransform::raw;
@@ -92,8 +92,8 @@ std::string division_objection(const BackwardConfig& c) {
   if (c.dq_columns() % c.strip_qk() != 0) {
     return fmt::format("a warpgroup's {} columns of dQ begin inside a strip of 32", c.dq_columns());
   }
-  if (c.dq_parts < 1 || c.dq_columns() % (8 * c.dq_parts) != 0) {
-    return fmt::format("dq_parts {} does not divide {} columns by 8", c.dq_parts, c.dq_columns());
+  if (c.dq_slices < 1 || c.dq_columns() % (8 * c.dq_slices) != 0) {
+    return fmt::format("dq_slices {} does not divide {} columns by 8", c.dq_slices, c.dq_columns());
   }
   return {};
 }
@@ -104,7 +104,7 @@ int backward_registers(const BackwardConfig& c) {
   const int dq = c.dq_columns() / 2;
   if (!c.owns_keys()) {  // dK or dV; dQ, or what of it has not been handed over beside S or dP
     const int gradient = std::max(c.tiling.head_dim_qk, c.tiling.head_dim_v) / 2;
-    return gradient + std::max(dq, dq / c.dq_parts + c.tiling.block_m / 2) + backward_other_registers;
+    return gradient + std::max(dq, dq / c.dq_slices + c.tiling.block_m / 2) + backward_other_registers;
   }
   const int scores = c.tiling.block_m;  // S and dP, f32
   const int packed = c.schedule.pingpong ? c.tiling.block_m / 2
@@ -119,11 +119,11 @@ std::string backward_objection(const BackwardConfig& c) {
       return fmt::format("head_dim {} is not a multiple of 32 from 32 to 256", head_dim);
     }
   }
-  if (c.schedule.pingpong && (!c.owns_keys() || c.dq_parts != 1 || c.q_stages < 2 || c.dout_stages < 2)) {
+  if (c.schedule.pingpong && (!c.owns_keys() || c.dq_slices != 1 || c.q_stages < 2 || c.dout_stages < 2)) {
     return fmt::format(
         "pingpong needs 64 keys a warpgroup, dq in one part, and two q_stages and dout_stages; there are "
         "{} keys, {} parts, {} and {}",
-        c.tiling.block_n, c.dq_parts, c.q_stages, c.dout_stages);
+        c.tiling.block_n, c.dq_slices, c.q_stages, c.dout_stages);
   }
   if (c.schedule.pingpong && (c.functions.dropout || c.functions.captured_gradients)) {
     return fmt::format("pingpong has no step with dropout, which is {}, or captured_gradients, which are {}",

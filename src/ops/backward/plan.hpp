@@ -32,7 +32,7 @@ struct BackwardTileLine {
   int cluster;
   int q_stages;
   int dout_stages;
-  int dq_parts;
+  int dq_slices;
   int pingpong_from;         ///< queries a sequence from which it pays, twice as many if causal; 0: from none
   int pingpong_dout_stages;  ///< with it; of q there are three
   int staggered_from;        ///< queries from which a staggered start pays in full attention, in any order of

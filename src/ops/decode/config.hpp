@@ -26,7 +26,7 @@ struct DecodeConfig {
   static constexpr Family family = Family::sm90;
   static constexpr Functions functions{};
   static constexpr bool v_in_k = false, pairs = false;
-  static constexpr int column_parts = 1;
+  static constexpr int column_slices = 1;
   static constexpr int least_blocks = 2;  ///< what `combine` has to read of them is worth as much
 
   Tiling tiling{.block_m = decode_rows, .block_n = 16 * decode_warps};

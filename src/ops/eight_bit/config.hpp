@@ -32,7 +32,7 @@ struct EightBitConfig {
   bool row_scales = false;    ///< Q and K have one a row; else one a block (or a larger group)
   bool v_row_scales = false;  ///< V has one a row, which multiplies P
   bool rotated_v = false;     ///< V is rotated (Hadamard), which is undone on the rows of O
-  int parts = 2;              ///< P V is computed and promoted by so many column ranges of V, in sequence
+  int slices = 2;             ///< P V is computed and promoted by so many column ranges of V, in sequence
 
   /// Half of P's exponentials are linear within an octave (takes_linear_exp2; e4m3, scales by block).
   bool linear_exp2 = false;
@@ -58,12 +58,12 @@ struct EightBitConfig {
   [[nodiscard]] constexpr bool adds_late() const {
     return !lazy_rescaling() && !v_row_scales && schedule.overlap && !schedule.pingpong;
   }
-  /// A part of P V is in flight while the one before it is promoted, where registers hold both sums.
-  [[nodiscard]] constexpr bool parts_overlap() const {
-    return lazy_rescaling() && !schedule.overlap && parts >= 2 && part_columns() <= 64;
+  /// A slice of P V is in flight while the one before it is promoted, where registers hold both sums.
+  [[nodiscard]] constexpr bool slices_overlap() const {
+    return lazy_rescaling() && !schedule.overlap && slices >= 2 && slice_columns() <= 64;
   }
-  /// Columns of V in a part of P V.
-  [[nodiscard]] constexpr int part_columns() const { return tiling.head_dim_v / parts; }
+  /// Columns of V in a slice of P V.
+  [[nodiscard]] constexpr int slice_columns() const { return tiling.head_dim_v / slices; }
 };
 
 /// Columns of a strip of a tile of 8-bit values: 128 where that wastes less than a strip of 64 costs.

@@ -17,7 +17,7 @@ constexpr const char* exp_bound = "exponentials bound it: three warpgroups keep 
 constexpr const char* three = "three warpgroups, of which one's products run under the others' softmax";
 constexpr const char* wide = "two warpgroups, whose registers the output fills: P V follows the scores";
 
-// head_dim_qk, head_dim_v, masked, block_m, stages, q_stages, parts, overlap, pingpong, dynamic, why
+// head_dim_qk, head_dim_v, masked, block_m, stages, q_stages, slices, overlap, pingpong, dynamic, why
 constexpr EightBitTileLine tiles[] = {
     {64, 64, false, 192, 3, 2, 1, false, true, true, exp_bound},
     {64, 64, true, 192, 3, 2, 2, true, false, true, exp_bound},
@@ -52,7 +52,7 @@ EightBitConfig with_two_warpgroups(EightBitConfig c) {
   c.tiling.block_m = 128;
   c.stages = 3;
   c.q_stages = 2;
-  c.parts = 1;
+  c.slices = 1;
   c.schedule.overlap = true;
   // Ping-pong costs s8 with scales by block 5 %: without it sums are added under the next products
   // (adds_late).
@@ -64,13 +64,13 @@ EightBitConfig with_two_warpgroups(EightBitConfig c) {
 
 /// Values of more than 128 columns whose softmax finds a maximum a tile, which takes registers from P V.
 /// `joins`: V's scales by row join P, and take more.
-EightBitConfig with_narrow_parts(EightBitConfig c, bool joins, bool masked) {
+EightBitConfig with_narrow_slices(EightBitConfig c, bool joins, bool masked) {
   const bool s8 = c.pv == OperandType::s8;
   switch (c.tiling.head_dim_v) {
-    case 160: c.parts = 2; break;
-    case 192: c.parts = s8 && (joins || masked) ? 2 : 3; break;
-    case 224: c.parts = 7; break;
-    default: c.parts = s8 && (joins || c.mask.varlen || c.mask.local) ? 8 : 4;
+    case 160: c.slices = 2; break;
+    case 192: c.slices = s8 && (joins || masked) ? 2 : 3; break;
+    case 224: c.slices = 7; break;
+    default: c.slices = s8 && (joins || c.mask.varlen || c.mask.local) ? 8 : 4;
   }
   c.schedule.pingpong = c.tiling.head_dim_v <= 192 || (s8 && (joins || masked));
   return c;
@@ -86,9 +86,9 @@ EightBitConfig with_tile(EightBitConfig c) {
   c.schedule.pingpong = tile.pingpong;
   c.schedule.dynamic =
       tile.dynamic || c.mask.varlen;  // the static scheduler costs varlen tiles 25 moves in the loop
-  c.parts = c.tiling.head_dim_v == 96 && tile.parts == 2 ? 3 : tile.parts;  // of 32 columns
+  c.slices = c.tiling.head_dim_v == 96 && tile.slices == 2 ? 3 : tile.slices;  // of 32 columns
   // A maximum a tile takes registers, V's scales by row, lengths and a mask more: what is left holds two
-  // warpgroups in place of three, or narrower parts.
+  // warpgroups in place of three, or narrower slices.
   const bool joins = c.v_row_scales;
   const bool masked = c.mask.varlen || c.mask.causal || c.mask.local;
   if (c.tiling.head_dim_v > 64 && c.tiling.head_dim_v <= 128 && c.tiling.block_m == 192 &&
@@ -98,11 +98,11 @@ EightBitConfig with_tile(EightBitConfig c) {
   if (c.tiling.block_m == 192 && joins && masked) c = with_two_warpgroups(c);
   if (c.tiling.block_m == 192 && !c.lazy_rescaling() && c.mask.varlen && (c.mask.causal || c.mask.local))
     c = with_two_warpgroups(c);
-  if (c.tiling.head_dim_v > 96 && joins) c.parts = std::max(c.parts, 2);
-  if (c.tiling.head_dim_v > 128 && !c.lazy_rescaling()) c = with_narrow_parts(c, joins, masked);
+  if (c.tiling.head_dim_v > 96 && joins) c.slices = std::max(c.slices, 2);
+  if (c.tiling.head_dim_v > 128 && !c.lazy_rescaling()) c = with_narrow_slices(c, joins, masked);
   const int group =
-      c.tiling.head_dim_v > 128 ? 16 : 32;  // columns that a part is a multiple of: 224 is 2 x 112
-  while (c.tiling.head_dim_v % (group * c.parts) != 0) --c.parts;
+      c.tiling.head_dim_v > 128 ? 16 : 32;  // columns that a slice is a multiple of: 224 is 2 x 112
+  while (c.tiling.head_dim_v % (group * c.slices) != 0) --c.slices;
   while (c.stages > 1 && eight_bit_shared_bytes(c) > hopper_shared_bytes_per_sm - reserved_shared_bytes)
     --c.stages;
   return c;
@@ -115,7 +115,7 @@ EightBitConfig with_keys(EightBitConfig c, std::int64_t rows_k) {
     return c;
   if (rows_k <= 512) {
     c.schedule.overlap = false;
-    c.parts = 1;
+    c.slices = 1;
     c.schedule.pingpong = c.pv == OperandType::s8;
   } else if (rows_k >= 6144 && c.lazy_rescaling()) {
     c.schedule.pingpong = true;
@@ -172,8 +172,8 @@ std::string eight_bit_objection(const EightBitConfig& c) {
     return fmt::format("block_n {} is not {}, the rows of a scale block", c.tiling.block_n, quant_block);
   }
   if (c.tiling.heads_as_rows) return "heads_as_rows is of 16-bit tiles: scales go by row of q";
-  if (c.parts < 1 || c.part_columns() % 16 != 0) {
-    return fmt::format("parts {} do not divide head_dim_v {} into multiples of 16", c.parts,
+  if (c.slices < 1 || c.slice_columns() % 16 != 0) {
+    return fmt::format("slices {} do not divide head_dim_v {} into multiples of 16", c.slices,
                        c.tiling.head_dim_v);
   }
   if (c.schedule.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
@@ -240,8 +240,8 @@ std::vector<std::string> explain_eight_bit(const Problem& problem, const Recipe&
                   name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
                   c.tiling.head_dim_v),
       fmt::format("quantized values {}", quantized),
-      fmt::format("tile {} queries x {} keys, {} stages, P V in {} part(s), ping-pong {}: {}",
-                  c.tiling.block_m, quant_block, c.stages, c.parts, c.schedule.pingpong ? "on" : "off",
+      fmt::format("tile {} queries x {} keys, {} stages, P V in {} slice(s), ping-pong {}: {}",
+                  c.tiling.block_m, quant_block, c.stages, c.slices, c.schedule.pingpong ? "on" : "off",
                   tile.why),
       fmt::format("{} persistent scheduler", c.schedule.dynamic ? "dynamic" : "static"),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", eight_bit_shared_bytes(c),

@@ -13,7 +13,7 @@ namespace tandem {
 struct EightBitTileLine {
   int head_dim_qk, head_dim_v;
   bool masked;  ///< causal or a window
-  int block_m, stages, q_stages, parts;
+  int block_m, stages, q_stages, slices;
   bool overlap, pingpong, dynamic;
   const char* why;
 };
@@ -25,7 +25,7 @@ EightBitConfig choose_eight_bit_config(const CallFacts& facts, const Recipe& rec
 std::string eight_bit_objection(const EightBitConfig& config);
 
 /// Bytes of local memory that the kernel of a shipped Config may take: 0 but for fp8's varlen heads of 64,
-/// whose three warpgroups have 160 registers a thread, and int8's heads of 128 and 256. In narrower parts
+/// whose three warpgroups have 160 registers a thread, and int8's heads of 128 and 256. In narrower slices
 /// head dimension 256 takes none, and is a tenth slower.
 int eight_bit_local_bytes_allowed(const EightBitConfig& config);
 

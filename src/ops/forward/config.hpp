@@ -39,8 +39,8 @@ constexpr int converting_warps = 4;
 struct ForwardConfig {
   static constexpr Family family = Family::sm90;
   static constexpr bool v_in_k = false, pairs = false;
-  static constexpr int column_parts = 1;  ///< warpgroups that share the columns of O
-  static constexpr int least_blocks = 1;  ///< blocks of keys in a share
+  static constexpr int column_slices = 1;  ///< warpgroups that share the columns of O
+  static constexpr int least_blocks = 1;   ///< blocks of keys in a share
 
   Tiling tiling{};   ///< head dimensions: multiples of 32; block_n: a multiple of 16
   int stages = 2;    ///< K tiles, and V tiles, in flight
@@ -137,9 +137,9 @@ constexpr int combine_levels = 4;
 constexpr int combine_items = merged_group * merged_group * merged_group;
 
 /// Numbers that a CTA which computes whole tiles keeps of a tile's splits that it has merged, on each level
-/// of groups: O, and four for each thread. `column_parts`: warpgroups that share the columns of O.
-constexpr long long merged_numbers(const Tiling& t, int column_parts = 1) {
-  return static_cast<long long>(t.block_m) * (t.head_dim_v + 8 * column_parts);
+/// of groups: O, and four for each thread. `column_slices`: warpgroups that share the columns of O.
+constexpr long long merged_numbers(const Tiling& t, int column_slices = 1) {
+  return static_cast<long long>(t.block_m) * (t.head_dim_v + 8 * column_slices);
 }
 
 struct ForwardParams {

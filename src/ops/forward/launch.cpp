@@ -227,7 +227,7 @@ WorkDivision divide_work(const Problem& p, const Config& config, int multiproces
     if (!config.schedule.split) {
       d.ctas = ctas_of(tiles);  // each has room for what it has merged
       d.part_outputs =
-          merged_numbers(tiling, config.column_parts) * d.ctas * levels_of(blocks_of(p.rows_k, split_size));
+          merged_numbers(tiling, config.column_slices) * d.ctas * levels_of(blocks_of(p.rows_k, split_size));
       return d;
     }
     // How many splits are in use the device knows alone. The places are as many as all of its CTAs need, and
@@ -245,7 +245,7 @@ WorkDivision divide_work(const Problem& p, const Config& config, int multiproces
     d.part_rows = as_int(blocks_of(rows.to_merge(p), combine_rows) * combine_rows);
     const std::int64_t kept = std::int64_t{d.ctas} * d.levels;
     d.part_outputs = (items + kept) * d.part_rows * tiling.head_dim_v;
-    d.part_sums = (items + kept * config.column_parts) * d.part_rows;
+    d.part_sums = (items + kept * config.column_slices) * d.part_rows;
     if (most_items(p, tiling, split_size) > 1) d.combine_ctas = tiles * (d.part_rows / combine_rows) + 1;
   } else if (!config.schedule.split && config.cluster() > 1) {
     d.ctas *= config.cluster();

@@ -22,8 +22,8 @@ struct LatentConfig {
   static constexpr OperandType key_type = OperandType::input;
   static constexpr bool row_scales = false;
   static constexpr Functions functions{};
-  static constexpr int column_parts = 2;  ///< warpgroups that share the columns of O, beside one that scores
-  static constexpr int least_blocks = 4;  ///< a partial result is as large as two blocks of keys
+  static constexpr int column_slices = 2;  ///< warpgroups that share the columns of O, beside one that scores
+  static constexpr int least_blocks = 4;   ///< a partial result is as large as two blocks of keys
 
   Tiling tiling{.block_m = 64, .block_n = 64};
   int stages = 2;  ///< K tiles, and V tiles, in flight
@@ -45,18 +45,18 @@ struct LatentConfig {
   /// CTAs of a cluster, which have one share of the line of key blocks (tile/split.cuh).
   [[nodiscard]] constexpr int cluster() const { return pairs ? 2 : 1; }
   [[nodiscard]] static constexpr int warps_of_k() { return 4; }
-  [[nodiscard]] static constexpr int warps_of_v() { return 4 * column_parts; }
-  [[nodiscard]] static constexpr int threads() { return 128 * (column_parts + 2); }
+  [[nodiscard]] static constexpr int warps_of_v() { return 4 * column_slices; }
+  [[nodiscard]] static constexpr int threads() { return 128 * (column_slices + 2); }
   [[nodiscard]] static constexpr RegisterSplit registers() {
     return {.producer = 56, .consumer = 176, .scorer = 104};
   }
 };
-constexpr int wide_parts = LatentConfig::column_parts;
+constexpr int latent_slices = LatentConfig::column_slices;
 
 /// Columns of a product with V. A CTA of four warpgroups begins with 128 registers a thread, for which ptxas
 /// refuses wider ones.
 constexpr int wide_product_columns(const LatentConfig& c) {
-  return c.tiling.head_dim_v / wide_parts % 128 == 0 ? 128 : 64;
+  return c.tiling.head_dim_v / latent_slices % 128 == 0 ? 128 : 64;
 }
 /// Groups of strips of K in which it scores, whether V is in K or a copy of it (sm90/key_groups.cuh): one, if
 /// V has more columns.

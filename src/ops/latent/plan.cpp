@@ -31,7 +31,7 @@ LatentConfig with_heads(LatentConfig c, const CallFacts& facts, bool shared) {
   const Problem& p = facts.problem;
   c.v_in_k = facts.values_in_keys;
   c.tiling.head_dim_qk = padded(p.head_dim_qk, 64);
-  c.tiling.head_dim_v = padded(p.head_dim_v, 64 * wide_parts);
+  c.tiling.head_dim_v = padded(p.head_dim_v, 64 * latent_slices);
   if (c.v_in_k) c.tiling.head_dim_qk = std::max(c.tiling.head_dim_qk, c.tiling.head_dim_v);
   c.mask.varlen = c.mask.varlen || shared || c.tiling.heads_as_rows;
   c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
@@ -74,7 +74,8 @@ std::vector<LatentConfig> shipped_latent_configs() {
 }
 
 int forward_registers(const LatentConfig& c) {
-  return c.tiling.head_dim_v / wide_parts / 2 + forward_other_registers;  // other warpgroups have the scores
+  return c.tiling.head_dim_v / latent_slices / 2 +
+         forward_other_registers;  // other warpgroups have the scores
 }
 
 int forward_register_limit(const LatentConfig& /*c*/) {
@@ -82,20 +83,20 @@ int forward_register_limit(const LatentConfig& /*c*/) {
 }
 
 std::string forward_objection(const LatentConfig& c) {
-  if (c.tiling.head_dim_qk % 64 != 0 || c.tiling.head_dim_v % (64 * wide_parts) != 0) {
+  if (c.tiling.head_dim_qk % 64 != 0 || c.tiling.head_dim_v % (64 * latent_slices) != 0) {
     return fmt::format(
         "head dimensions {} and {} are not multiples of 64 and {}: warpgroups divide the columns "
         "of v by 64",
-        c.tiling.head_dim_qk, c.tiling.head_dim_v, 64 * wide_parts);
+        c.tiling.head_dim_qk, c.tiling.head_dim_v, 64 * latent_slices);
   }
-  if (c.tiling.head_dim_v / wide_parts > 256)
+  if (c.tiling.head_dim_v / latent_slices > 256)
     return fmt::format("head_dim_v {} is more than {}, of which two warpgroups have half each",
-                       c.tiling.head_dim_v, 256 * wide_parts);
+                       c.tiling.head_dim_v, 256 * latent_slices);
   if (c.v_in_k && (c.stages < 2 || c.tiling.head_dim_v > c.tiling.head_dim_qk))
     return "v_in_k takes two stages, and a v no wider than k";
   if (c.pairs && (!c.v_in_k || !c.schedule.split || c.schedule.invariant || !c.tiling.heads_as_rows))
     return "pairs of tiles take v_in_k, heads as rows, and split without a split size";
-  if (c.tiling.block_m != 64 || c.tiling.block_n % (16 * wide_parts) != 0 || c.tiling.block_n > 64)
+  if (c.tiling.block_m != 64 || c.tiling.block_n % (16 * latent_slices) != 0 || c.tiling.block_n > 64)
     return fmt::format("a tile of {} x {} is not of 64 rows and 32 or 64 keys", c.tiling.block_m,
                        c.tiling.block_n);
   return tiles_objection(c);

@@ -17,7 +17,7 @@ inline constexpr BackwardConfig cluster_of_two{
     .tiling = {.head_dim_qk = 256, .head_dim_v = 256, .block_n = 64},
     .cluster = 2,
     .dout_stages = 1,
-    .dq_parts = 2};
+    .dq_slices = 2};
 
 /// Of a Config for gradients in f32 what its main kernel and the others read: each writes its own.
 constexpr auto of_main(auto c) {

@@ -155,7 +155,7 @@ TEST_P(EmulatedCausalEightBitTest, DiagonalsBesideTheCornersOfBlocksMatchTheCpu)
   }
 }
 
-/// The same sums, whether P V comes in parts of 112 columns, of which O begins as the first block's, or of
+/// The same sums, whether P V comes in slices of 112 columns, of which O begins as the first block's, or of
 /// 32, which are added to zeros.
 TEST(EmulatedEightBitParts, ChangeNoBit) {
   std::vector<EmulatedEightBit> kernels;
@@ -163,7 +163,7 @@ TEST(EmulatedEightBitParts, ChangeNoBit) {
     if (kernel.config.tiling.head_dim_v == 224) kernels.push_back(kernel);
   }
   ASSERT_EQ(kernels.size(), 2U);
-  EXPECT_NE(kernels[0].config.parts, kernels[1].config.parts);
+  EXPECT_NE(kernels[0].config.slices, kernels[1].config.slices);
   for (std::uint64_t seed = 0; seed < cases_a_family; ++seed) {
     std::vector<double> results[2];
     for (int i = 0; i < 2; ++i) {

@@ -162,7 +162,7 @@ TEST(TransposedValues, PackedSequencesOfAnyLength) {
   constexpr EightBitConfig config{.tiling = {.element = Element::f16, .head_dim_qk = 64, .head_dim_v = 64},
                                   .q_stages = 2,
                                   .mask = {.causal = true, .local = true, .varlen = true},
-                                  .parts = 1,
+                                  .slices = 1,
                                   .linear_exp2 = true,
                                   .schedule = {.dynamic = true}};
   Case c = case_of(config, 48, 48);
@@ -207,7 +207,7 @@ TEST(TransposedValues, ScoresThatAreCapped) {
 TEST(TransposedValues, ShortCausalSequences) {
   constexpr EightBitConfig config{.tiling = {.head_dim_qk = 64, .head_dim_v = 64, .block_m = 192},
                                   .mask = {.causal = true},
-                                  .parts = 1,
+                                  .slices = 1,
                                   .linear_exp2 = true,
                                   .schedule = {.dynamic = true, .overlap = false, .pingpong = false}};
   Case c = case_of(config, 64, 64);
@@ -217,7 +217,7 @@ TEST(TransposedValues, ShortCausalSequences) {
 
 TEST(TransposedValues, StripsOfSixtyFourColumns) {
   constexpr EightBitConfig config{.tiling = {.head_dim_qk = 192, .head_dim_v = 192},
-                                  .parts = 3,
+                                  .slices = 3,
                                   .linear_exp2 = true,
                                   .schedule = {.overlap = false}};
   check<config, arranged(192, 176, false)>(widest_eight_bit(), case_of(config, 192, 176), Granularity::head,

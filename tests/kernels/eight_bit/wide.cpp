@@ -7,11 +7,11 @@ std::span<const EmulatedEightBit> wide_eight_bit() {
   constexpr EightBitConfig int8{
       .qk = OperandType::s8, .pv = OperandType::s8, .rotated_v = true, .schedule = {.pingpong = false}};
   static constexpr auto kernels = emulate_eight_bit<
-      EightBitConfig{.parts = 1},
+      EightBitConfig{.slices = 1},
       EightBitConfig{.mask = {.causal = true}, .linear_exp2 = true, .schedule = {.dynamic = true}},
       EightBitConfig{.tiling = {.block_m = 192},
                      .mask = {.varlen = true},
-                     .parts = 1,
+                     .slices = 1,
                      .schedule = {.dynamic = true, .overlap = false}},
       EightBitConfig{.tiling = {.element = Element::f16, .block_m = 192},
                      .mask = {.causal = true},

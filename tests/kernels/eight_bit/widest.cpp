@@ -6,31 +6,31 @@ namespace tandem::kernel_tests {
 std::span<const EmulatedEightBit> widest_eight_bit() {
   constexpr EightBitConfig parts_of_112{
       .tiling = {.element = Element::f16, .head_dim_qk = 224, .head_dim_v = 224},
-      .parts = 2,
+      .slices = 2,
       .linear_exp2 = true,
       .schedule = {.overlap = false, .pingpong = false}};
   static constexpr auto kernels =
       emulate_eight_bit<EightBitConfig{.tiling = {.head_dim_qk = 192, .head_dim_v = 128},
                                        .mask = {.causal = true},
-                                       .parts = 2,
+                                       .slices = 2,
                                        .linear_exp2 = true},
                         EightBitConfig{.tiling = {.head_dim_qk = 192, .head_dim_v = 192},
-                                       .parts = 3,
+                                       .slices = 3,
                                        .linear_exp2 = true,
                                        .schedule = {.overlap = false}},
                         EightBitConfig{.tiling = {.head_dim_qk = 160, .head_dim_v = 160},
                                        .mask = {.local = true, .varlen = true},
-                                       .parts = 1,
+                                       .slices = 1,
                                        .linear_exp2 = true,
                                        .schedule = {.dynamic = true, .overlap = false, .pingpong = false}},
                         parts_of_112,
                         [](EightBitConfig c) {
-                          c.parts = 7;
+                          c.slices = 7;
                           return c;
                         }(parts_of_112),
                         EightBitConfig{.tiling = {.head_dim_qk = 256, .head_dim_v = 256},
                                        .mask = {.causal = true, .varlen = true},
-                                       .parts = 8,
+                                       .slices = 8,
                                        .schedule = {.overlap = false, .pingpong = false}},
                         EightBitConfig{
                             .tiling = {.element = Element::f16, .head_dim_qk = 64, .head_dim_v = 192},
@@ -38,7 +38,7 @@ std::span<const EmulatedEightBit> widest_eight_bit() {
                             .pv = OperandType::s8,
                             .mask = {.causal = true},
                             .rotated_v = true,
-                            .parts = 2,
+                            .slices = 2,
                             .schedule = {.dynamic = true, .overlap = false}}>();
   return kernels;
 }

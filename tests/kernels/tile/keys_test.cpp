@@ -99,7 +99,7 @@ void expect_groups_to_cover() {
       ++times.at(static_cast<std::size_t>(Groups::first_strip(g) + s));
   }
   EXPECT_EQ(times, std::vector<int>(times.size(), 1)) << head_dim_qk << " and " << head_dim_v;
-  for (int part = 0; part < wide_parts; ++part) {
+  for (int part = 0; part < latent_slices; ++part) {
     for (int product = 0; product < Groups::columns / Groups::width; ++product) {
       const int group = Groups::of(part, product);
       EXPECT_EQ(Groups::first_strip(group) * Groups::strip, part * Groups::columns + product * Groups::width);

@@ -59,7 +59,7 @@ TEST(TileLogits, TheBackwardHasTheCapsSlope) {
   for (const float score : some_scores) {
     const double t = std::tanh(scale * static_cast<double>(score) / cap);
     const CappedScore got = cap_score(score, inner);
-    EXPECT_NEAR(got.part, t, 3e-7) << score;
+    EXPECT_NEAR(got.fraction, t, 3e-7) << score;
     EXPECT_NEAR(got.slope, 1.0 - t * t, 3e-7) << score;
   }
 }

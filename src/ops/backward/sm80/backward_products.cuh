@@ -26,9 +26,9 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   static constexpr int units = C.key_units();
   using Scores = float[units][scores];
   using Packed = u32[units][scores / 2];
-  static constexpr int gradient_parts = C.halves_queries() ? 2 : 1;  ///< parts of the columns of dK and dV
-  static constexpr int key_columns = C.tiling.head_dim_qk / gradient_parts;
-  static constexpr int value_columns = C.tiling.head_dim_v / gradient_parts;
+  static constexpr int gradient_slices = C.halves_queries() ? 2 : 1;  ///< slices of the columns of dK and dV
+  static constexpr int key_columns = C.tiling.head_dim_qk / gradient_slices;
+  static constexpr int value_columns = C.tiling.head_dim_v / gradient_slices;
   using KeyGradient = float[units][key_columns / 2];
   using ValueGradient = float[units][value_columns / 2];
   /// Units of 16 queries of dQ that a warp has, and columns of each. Of 64 queries two warps have 32, each

@@ -115,7 +115,7 @@ struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>> {
     issue_dq<false>(dq, ds, k(), k_column_of_rank());
   }
 
-  /// Writes this warpgroup's part of a transposed score tile: four 8 x 8 matrices at a time.
+  /// Writes this warpgroup's slice of a transposed score tile: four 8 x 8 matrices at a time.
   TANDEM_DEVICE void store_scores(typename Shared::ScoreTile& target, const u32 (&packed)[scores / 2]) {
     const int lane = thread % warp_size;
     const int row = key_at() + thread / warp_size * 16 + lane % 16;
@@ -131,22 +131,22 @@ struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>> {
   /// at a time, contiguous over the warp: only the conversion must know which elements they are.
   TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2]) {
 #pragma unroll
-    for (int part = 0; part < C.dq_parts; ++part) store_dq(dq, part);
+    for (int slice = 0; slice < C.dq_slices; ++slice) store_dq(dq, slice);
   }
-  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], int part) {
+  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], int slice) {
     await_dq_buffer();
-    store_dq(dq, part, 0, dq_vectors);
+    store_dq(dq, slice, 0, dq_vectors);
     hand_over_dq();
   }
-  static constexpr int dq_vectors = C.dq_part() / warpgroup_size / 4;  ///< 16 bytes a thread
+  static constexpr int dq_vectors = C.dq_slice() / warpgroup_size / 4;  ///< 16 bytes a thread
   TANDEM_DEVICE void await_dq_buffer() {
     ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);
   }
-  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], int part, int from, int to) {
-    auto* target = reinterpret_cast<ptx::Float4*>(shared.dq + warpgroup * C.dq_part()) + thread;
+  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], int slice, int from, int to) {
+    auto* target = reinterpret_cast<ptx::Float4*>(shared.dq + warpgroup * C.dq_slice()) + thread;
 #pragma unroll
     for (int u = from; u < to; ++u) {
-      const float* d = dq + 4 * (part * dq_vectors + u);
+      const float* d = dq + 4 * (slice * dq_vectors + u);
       ptx::store_shared(target + u * warpgroup_size, ptx::Float4{d[0], d[1], d[2], d[3]});
     }
   }

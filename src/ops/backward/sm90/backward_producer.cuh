@@ -46,7 +46,7 @@ struct BackwardShared : OtherKeys<C> {
   /// If warpgroups own keys: dS twice. The buffer that a warpgroup writes has been read by both, so that one
   /// barrier for each query block is enough. Otherwise dS and P, and in a cluster dS of the other CTA.
   ScoreTile scores[C.cluster + 1];
-  alignas(128) float dq[C.consumers * C.dq_part()];
+  alignas(128) float dq[C.consumers * C.dq_slice()];
   float lse_log2[C.q_stages][C.tiling.block_m];
   float delta[C.dout_stages][C.tiling.block_m];
   float key_scale_log2[C.tiling.block_n];  ///< scale of each key's scores; NaN if the key is not finite
@@ -199,23 +199,23 @@ struct DqWriter {
     const int piece = BackwardTiles<C>::rank() * C.consumers + warpgroup;
     u32* semaphore = p.dq_semaphores + block * C.dq_pieces() + piece;
     float* target = p.dq_sum + block * (C.tiling.block_m * C.tiling.head_dim_qk) + piece * C.dq_values();
-    const float* source = shared.dq + warpgroup * C.dq_part();
+    const float* source = shared.dq + warpgroup * C.dq_slice();
     bool storing = false;
 #pragma unroll
-    for (int part = 0; part < C.dq_parts; ++part) {
+    for (int slice = 0; slice < C.dq_slices; ++slice) {
       ptx::named_barrier_sync(barrier_dq_full + warpgroup, dq_threads);
       if (leader) {
         ptx::fence_async_shared();
-        if (part == 0) storing = stores(t, m, semaphore);
+        if (slice == 0) storing = stores(t, m, semaphore);
         if (storing) {
-          ptx::bulk_store(target + part * C.dq_part(), source, C.dq_part() * sizeof(float));
+          ptx::bulk_store(target + slice * C.dq_slice(), source, C.dq_slice() * sizeof(float));
         } else {
-          ptx::bulk_reduce_add(target + part * C.dq_part(), source, C.dq_part() * sizeof(float));
+          ptx::bulk_reduce_add(target + slice * C.dq_slice(), source, C.dq_slice() * sizeof(float));
         }
         ptx::tma_store_commit();
         // Reads the next block's semaphore while this block is on its way.
         const int next = (C.functions.block_lists && i + 1 == end ? m : block_of(i + 1)) - m;
-        if (!C.schedule.deterministic && part == C.dq_parts - 1)
+        if (!C.schedule.deterministic && slice == C.dq_slices - 1)
           ready = i + 1 < end && ptx::semaphore_read(semaphore + next * C.dq_pieces()) == stored;
         ptx::tma_store_wait<0>();
       }

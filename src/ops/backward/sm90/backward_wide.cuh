@@ -92,9 +92,9 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
       exchange ^= 1;
     }
 #pragma unroll
-    for (int part = 0; part < C.dq_parts - 1; ++part) this->store_dq(dq, part);
+    for (int slice = 0; slice < C.dq_slices - 1; ++slice) this->store_dq(dq, slice);
     begin();
-    this->store_dq(dq, C.dq_parts - 1);
+    this->store_dq(dq, C.dq_slices - 1);
     ptx::wgmma_wait<0>();
     ptx::pin_registers(x);
   }

@@ -253,7 +253,7 @@ TANDEM_DEVICE void write_scaled_row(const AppendParams& p, const AppendTensor& t
         use(x, 8 * n);
       }
     };
-    const auto largest = [&](const auto& take) {
+    const auto largest = [&](const auto& add) {
       stored::Magnitude magnitude;
       if (vector < vectors) add(magnitude, mine);
       each_other([&](float(&y)[8], int) { add(magnitude, y); });

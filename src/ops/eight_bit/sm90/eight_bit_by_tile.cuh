@@ -13,9 +13,9 @@ struct EightBitByTileRows : EightBitRows<C> {
   using Base::block;
   using Base::c;
   using Base::o;
-  using Base::part_outputs;
   using Base::probabilities;
   using Base::scores;
+  using Base::slice_outputs;
   using Base::softmax;
   using Base::t;
   using typename Base::Consumer;
@@ -113,19 +113,19 @@ struct EightBitByTileRows : EightBitRows<C> {
     ScoreSum sums[scores];
     float converted[C.qk == OperandType::s8 ? scores : 1];
     float(&s)[scores] = pick_scores(sums, converted);
-    OutputSum held[part_outputs];
+    OutputSum held[slice_outputs];
     c.pingpong_wait();
     c.issue_scores(sums);
     c.shared.v_ring.wait(c.v_at);
     this->issue_output(held);
-    if constexpr (C.parts == 1) c.pingpong_pass();
+    if constexpr (C.slices == 1) c.pingpong_pass();
     add_tile<true>();
     ptx::wgmma_wait<1>();
     ptx::pin_registers(sums);
     find_maximum(s, sums, masked);
-    if constexpr (C.parts > 1) {
+    if constexpr (C.slices > 1) {
 #pragma unroll
-      for (int part = 1; part < C.parts; ++part) this->next_part(held, part);
+      for (int slice = 1; slice < C.slices; ++slice) this->next_slice(held, slice);
       c.pingpong_pass();
     }
     this->wait_next_k();
@@ -134,8 +134,8 @@ struct EightBitByTileRows : EightBitRows<C> {
     // The exponentials run under the products of the other warpgroups, with promotion and rounding between
     // them. (Placed before the wait for their own product, ptxas moves them behind it.)
     find_exponentials(s, sums, masked, [&](int quarter) {
-      constexpr int size = part_outputs / 4;
-      c.template promote<size>(o, held, C.parts - 1, softmax.weight, quarter * size);
+      constexpr int size = slice_outputs / 4;
+      c.template promote<size>(o, held, C.slices - 1, softmax.weight, quarter * size);
     });
     finish_probabilities(s);
     add_tile<false>();

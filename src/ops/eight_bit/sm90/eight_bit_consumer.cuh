@@ -28,7 +28,7 @@ struct EightBitConsumer {
   using Shared = EightBitShared<C>;
   static constexpr int scores = quant_block / 2;
   static constexpr int outputs = C.tiling.head_dim_v / 2;
-  static constexpr int part_outputs = C.part_columns() / 2;
+  static constexpr int slice_outputs = C.slice_columns() / 2;
   static constexpr int words = scores / 4;  ///< words of packed P
   static constexpr Bytes score_bytes = C.qk == OperandType::e4m3 ? Bytes::e4m3 : Bytes::s8;
   static constexpr Bytes output_bytes = C.pv == OperandType::e4m3 ? Bytes::e4m3
@@ -38,7 +38,7 @@ struct EightBitConsumer {
       typename Select<C.lazy_rescaling(), tile::LazySoftmax<C.linear_exp2>, tile::TileSoftmax<C>>::type;
   using ScoreSum = typename ptx::ByteSum<score_bytes>::type;
   using OutputSum = typename ptx::ByteSum<output_bytes>::type;
-  static_assert(C.part_columns() % 16 == 0);
+  static_assert(C.slice_columns() % 16 == 0);
 
   const EightBitParams& p;
   Shared& shared;
@@ -89,31 +89,32 @@ struct EightBitConsumer {
     ptx::wgmma_commit();
   }
 
-  /// Issues P V for the columns of part `part`.
+  /// Issues P V for the columns of slice `slice`.
   template <ptx::Start start>
-  TANDEM_DEVICE void issue_part(OutputSum (&d)[part_outputs], const u32 (&probabilities)[words], int part) {
+  TANDEM_DEVICE void issue_slice(OutputSum (&d)[slice_outputs], const u32 (&probabilities)[words],
+                                 int slice) {
     const ptx::MatrixDescriptor v = shared.v[v_at.stage].operand();
     ptx::wgmma_fence();
-    const int first_row = part * C.part_columns();
-    ptx::wgmma_bytes_registers<C.part_columns(), output_bytes, start>(
+    const int first_row = slice * C.slice_columns();
+    ptx::wgmma_bytes_registers<C.slice_columns(), output_bytes, start>(
         d, probabilities, v + Shared::VTile::offset(0, first_row));
 #pragma unroll
     for (int step = 1; step < quant_block / 32; ++step) {
-      ptx::wgmma_bytes_registers<C.part_columns(), output_bytes, ptx::Start::add>(
+      ptx::wgmma_bytes_registers<C.slice_columns(), output_bytes, ptx::Start::add>(
           d, probabilities + 4 * step, v + Shared::VTile::offset(step, first_row));
     }
     ptx::wgmma_commit();
   }
 
-  /// O += weight * the sums of part `part`: `count` registers from `first` on. `count` is a template
+  /// O += weight * the sums of slice `slice`: `count` registers from `first` on. `count` is a template
   /// parameter because the loop must be unrolled before the one around it: otherwise registers are indexed.
-  template <int count = part_outputs>
-  TANDEM_DEVICE void promote(float (&o)[outputs], const OutputSum (&d)[part_outputs], int part,
+  template <int count = slice_outputs>
+  TANDEM_DEVICE void promote(float (&o)[outputs], const OutputSum (&d)[slice_outputs], int slice,
                              const float (&weight)[2], int first = 0) {
 #pragma unroll
     for (int n = 0; n < count; ++n) {
       const int i = first + n;
-      float& to = o[part * part_outputs + i];
+      float& to = o[slice * slice_outputs + i];
       if constexpr (output_bytes == Bytes::e4m3) {
         to = ptx::fma(d[i], weight[i / 2 % 2], to);
       } else if constexpr (output_bytes == Bytes::u8_u8) {

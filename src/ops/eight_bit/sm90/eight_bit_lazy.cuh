@@ -15,20 +15,20 @@ struct EightBitLazyRows : EightBitRows<C> {
   using Base::c;
   using Base::o;
   using Base::outputs;
-  using Base::part_outputs;
   using Base::probabilities;
   using Base::scores;
+  using Base::slice_outputs;
   using Base::softmax;
   using Base::t;
   using typename Base::Consumer;
   using typename Base::OutputSum;
   using typename Base::ScoreSum;
-  static_assert(C.lazy_rescaling() && (!C.schedule.overlap || C.parts <= 2));
+  static_assert(C.lazy_rescaling() && (!C.schedule.overlap || C.slices <= 2));
 
   /// A block is done before the next begins, and O begins as P V of the first. (If zeros were made for it to
-  /// add to, O of 256 columns would take 250 moves a tile, and wide parts of P V beside it up to 250 bytes of
-  /// local memory.)
-  static constexpr bool in_order = (C.mask.causal || C.part_columns() > 64 || C.parts_overlap()) &&
+  /// add to, O of 256 columns would take 250 moves a tile, and wide slices of P V beside it up to 250 bytes
+  /// of local memory.)
+  static constexpr bool in_order = (C.mask.causal || C.slice_columns() > 64 || C.slices_overlap()) &&
                                    !C.schedule.overlap && !C.schedule.pingpong;
   /// The first block runs through the code of all others, where tiles are short: at 512 keys and head
   /// dimension 64 that is 10 % faster; with more of either it is slower.
@@ -125,7 +125,7 @@ struct EightBitLazyRows : EightBitRows<C> {
     ScoreSum sums[scores];
     float converted[C.qk == OperandType::s8 ? scores : 1];
     float(&s)[scores] = pick_scores(sums, converted);
-    OutputSum held[part_outputs];
+    OutputSum held[slice_outputs];
     c.pingpong_wait();
     c.issue_scores(sums);
     c.shared.v_ring.wait(c.v_at);
@@ -134,15 +134,15 @@ struct EightBitLazyRows : EightBitRows<C> {
     ptx::wgmma_wait<1>();
     ptx::pin_registers(sums);
     find_probabilities<false>(s, sums, masked, [&](int quarter) {
-      constexpr int half = part_outputs / 2;
-      if constexpr (C.parts == 2) {
-        if (quarter == 0) this->next_part(held, 1);
+      constexpr int half = slice_outputs / 2;
+      if constexpr (C.slices == 2) {
+        if (quarter == 0) this->next_slice(held, 1);
       }
       if (quarter == 1) {
         this->wait_output(held);
         c.release_v();
       }
-      if (quarter >= 2) c.template promote<half>(o, held, C.parts - 1, softmax.weight, (quarter - 2) * half);
+      if (quarter >= 2) c.template promote<half>(o, held, C.slices - 1, softmax.weight, (quarter - 2) * half);
       if (quarter > 0) this->convert_quarter(s, quarter - 1);
     });
     add_tile<false, 3>(s, masked);

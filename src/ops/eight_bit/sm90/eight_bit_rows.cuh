@@ -1,6 +1,6 @@
-// One tile of queries of the 8-bit forward kernel, as one consumer warpgroup has it: its state, and the parts
-// that do not depend on the softmax. eight_bit_lazy.cuh and eight_bit_by_tile.cuh have the order of the
-// steps.
+// One tile of queries of the 8-bit forward kernel, as one consumer warpgroup has it: its state, and the
+// steps that do not depend on the softmax. eight_bit_lazy.cuh and eight_bit_by_tile.cuh have the order of
+// the steps.
 #pragma once
 
 #include "ops/eight_bit/sm90/eight_bit_consumer.cuh"
@@ -15,7 +15,7 @@ struct EightBitRows {
   using OutputSum = typename Consumer::OutputSum;
   static constexpr int scores = Consumer::scores;
   static constexpr int outputs = Consumer::outputs;
-  static constexpr int part_outputs = Consumer::part_outputs;
+  static constexpr int slice_outputs = Consumer::slice_outputs;
   static constexpr int quarter_words = Consumer::words / 4;
   /// Whether a warpgroup may skip key blocks that others of its tile need.
   static constexpr bool skips = (C.mask.causal || !C.mask.varlen) && C.tiling.block_m % quant_block != 0;
@@ -84,58 +84,59 @@ struct EightBitRows {
 
   // ---- P V ----
 
-  /// O (+)= weight * what the tensor cores have of `part`. `first`: it is the beginning of O.
+  /// O (+)= weight * what the tensor cores have of `slice`. `first`: it is the beginning of O.
   template <bool first>
-  TANDEM_DEVICE void promote(const OutputSum (&held)[part_outputs], int part) {
+  TANDEM_DEVICE void promote(const OutputSum (&held)[slice_outputs], int slice) {
     if constexpr (first) {
 #pragma unroll
-      for (int i = 0; i < part_outputs; ++i) o[part * part_outputs + i] = held[i] * softmax.weight[i / 2 % 2];
+      for (int i = 0; i < slice_outputs; ++i)
+        o[slice * slice_outputs + i] = held[i] * softmax.weight[i / 2 % 2];
     } else {
-      c.promote(o, held, part, softmax.weight);
+      c.promote(o, held, slice, softmax.weight);
     }
   }
   template <bool first = false>
-  TANDEM_DEVICE void next_part(OutputSum (&held)[part_outputs], int part) {
+  TANDEM_DEVICE void next_slice(OutputSum (&held)[slice_outputs], int slice) {
     ptx::wgmma_wait<0>();
     ptx::pin_registers(held);
-    promote<first>(held, part - 1);
-    c.template issue_part<ptx::Start::replace>(held, probabilities, part);
+    promote<first>(held, slice - 1);
+    c.template issue_slice<ptx::Start::replace>(held, probabilities, slice);
   }
-  TANDEM_DEVICE void issue_output(OutputSum (&held)[part_outputs]) {
-    c.template issue_part<ptx::Start::fresh>(held, probabilities, 0);
+  TANDEM_DEVICE void issue_output(OutputSum (&held)[slice_outputs]) {
+    c.template issue_slice<ptx::Start::fresh>(held, probabilities, 0);
   }
-  TANDEM_DEVICE void wait_output(OutputSum (&held)[part_outputs]) {
+  TANDEM_DEVICE void wait_output(OutputSum (&held)[slice_outputs]) {
     ptx::wgmma_wait<0>();
     ptx::pin_registers(held);
   }
   /// P V of the block whose P is in registers, alone. `meanwhile` is called under its first product.
   template <bool first, typename Meanwhile>
   TANDEM_DEVICE void finish_output(Meanwhile meanwhile) {
-    OutputSum held[part_outputs];
+    OutputSum held[slice_outputs];
     issue_output(held);
     meanwhile();
-    if constexpr (C.parts_overlap()) {
-      overlap_parts<first>(held);
+    if constexpr (C.slices_overlap()) {
+      overlap_slices<first>(held);
     } else {
 #pragma unroll
-      for (int part = 1; part < C.parts; ++part) next_part<first>(held, part);
+      for (int slice = 1; slice < C.slices; ++slice) next_slice<first>(held, slice);
       wait_output(held);
-      promote<first>(held, C.parts - 1);
+      promote<first>(held, C.slices - 1);
     }
     c.release_v();
   }
-  /// The parts after the first, whose products are in flight: each is promoted under the next one's.
+  /// The slices after the first, whose products are in flight: each is promoted under the next one's.
   template <bool first>
-  TANDEM_DEVICE void overlap_parts(OutputSum (&even)[part_outputs]) {
-    OutputSum odd[part_outputs];
-    c.template issue_part<ptx::Start::fresh>(odd, probabilities, 1);
+  TANDEM_DEVICE void overlap_slices(OutputSum (&even)[slice_outputs]) {
+    OutputSum odd[slice_outputs];
+    c.template issue_slice<ptx::Start::fresh>(odd, probabilities, 1);
 #pragma unroll
-    for (int part = 0; part < C.parts; ++part) {
-      OutputSum(&held)[part_outputs] = part % 2 == 0 ? even : odd;
-      part + 1 < C.parts ? ptx::wgmma_wait<1>() : ptx::wgmma_wait<0>();
+    for (int slice = 0; slice < C.slices; ++slice) {
+      OutputSum(&held)[slice_outputs] = slice % 2 == 0 ? even : odd;
+      slice + 1 < C.slices ? ptx::wgmma_wait<1>() : ptx::wgmma_wait<0>();
       ptx::pin_registers(held);
-      promote<first>(held, part);
-      if (part + 2 < C.parts) c.template issue_part<ptx::Start::replace>(held, probabilities, part + 2);
+      promote<first>(held, slice);
+      if (slice + 2 < C.slices) c.template issue_slice<ptx::Start::replace>(held, probabilities, slice + 2);
     }
   }
 

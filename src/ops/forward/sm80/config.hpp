@@ -20,7 +20,7 @@ struct Sm80ForwardConfig {
   static constexpr Family family = Family::sm80;
   static constexpr OperandType key_type = OperandType::input;
   static constexpr bool row_scales = false, v_in_k = false, pairs = false;
-  static constexpr int column_parts = 1;
+  static constexpr int column_slices = 1;
   static constexpr int least_blocks = 1;
 
   Tiling tiling{};  ///< head dimensions: multiples of 32; block_n: a multiple of 16

@@ -17,17 +17,17 @@ namespace tandem {
 template <LatentConfig C>
 struct KeyGroups {
   static constexpr int strip = 64;  ///< columns
-  static constexpr int columns = C.tiling.head_dim_v / wide_parts;
+  static constexpr int columns = C.tiling.head_dim_v / latent_slices;
   static constexpr int width = wide_product_columns(C);
   static constexpr int rest = C.tiling.head_dim_qk > C.tiling.head_dim_v ? 1 : 0;
   static constexpr int count = key_groups(C);
   static_assert(C.tiling.head_dim_qk % strip == 0 && width % strip == 0);
 
   /// The group of the `product`-th product of warpgroup `part`.
-  static constexpr int of(int part, int product) { return rest + product * wide_parts + part; }
+  static constexpr int of(int part, int product) { return rest + product * latent_slices + part; }
   static constexpr int first_strip(int group) {
     if (group < rest) return C.tiling.head_dim_v / strip;
-    return ((group - rest) % wide_parts * columns + (group - rest) / wide_parts * width) / strip;
+    return ((group - rest) % latent_slices * columns + (group - rest) / latent_slices * width) / strip;
   }
   static constexpr int strips(int group) {
     return (group < rest ? C.tiling.head_dim_qk - C.tiling.head_dim_v : width) / strip;

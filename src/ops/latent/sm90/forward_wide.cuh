@@ -45,9 +45,9 @@ struct WideShared {
 
   /// One thread calls, before the others use any barrier.
   TANDEM_DEVICE void init() {
-    exchange.block_ring.init(4 * wide_parts, 4);
-    exchange.sum_ring.init(4 * wide_parts, 4);
-    exchange.tile_ring.init(4 * wide_parts, 4);
+    exchange.block_ring.init(4 * latent_slices, 4);
+    exchange.sum_ring.init(4 * latent_slices, 4);
+    exchange.tile_ring.init(4 * latent_slices, 4);
     in.init();
   }
 };
@@ -199,7 +199,7 @@ struct WideOutput {
   /// What V is in: a tile of K, whose first columns it is, or one of its own.
   using Values =
       typename Select<C.v_in_k, typename ForwardShared<C>::KTile, typename ForwardShared<C>::VTile>::type;
-  static constexpr int columns = C.tiling.head_dim_v / wide_parts;
+  static constexpr int columns = C.tiling.head_dim_v / latent_slices;
   static constexpr int outputs = columns / 2;
   static constexpr int width = wide_product_columns(C);  ///< columns of one product
   static constexpr int products = columns / width;
@@ -353,14 +353,14 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1)
   if (warp < 4) {
     ptx::release_registers<C.registers().scorer>();
     WideScorer<C>(p, shared, thread).run();
-  } else if (warp < 4 * (1 + wide_parts)) {
+  } else if (warp < 4 * (1 + latent_slices)) {
     ptx::claim_registers<C.registers().consumer>();
     WideOutput<C> output(p, shared, warp / 4 - 1, thread);
     while (output.compute()) {
     }
   } else {
     ptx::release_registers<C.registers().producer>();
-    if (warp == 4 * (1 + wide_parts)) ForwardLoader<C>(p, shared.in).run();
+    if (warp == 4 * (1 + latent_slices)) ForwardLoader<C>(p, shared.in).run();
   }
   // The other CTA may still copy to this one, or arrive at its barriers.
   if constexpr (C.pairs) {
