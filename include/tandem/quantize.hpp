@@ -33,13 +33,6 @@ struct QuantizeArgs {
   /// Rows are multiplied by random signs (always the same) and Hadamard matrices after the mean is taken off:
   /// done to q and k alike it leaves their products as they are and spreads outliers over the channels.
   bool hadamard = false;
-  /// Optional: a rotary embedding that each row gets before all else, row i by row i of these: both (seqlen,
-  /// rotary_dim / 2) f32 with the last dimension contiguous. rotary_dim is a multiple of 16 and at most
-  /// head_dim; channels past it stay as they are. Channel c makes a pair (a, b) with c + rotary_dim / 2, or,
-  /// if `interleaved`, 2 c with 2 c + 1, and becomes (a cos - b sin, b cos + a sin), in f32.
-  ConstTensor cos{};
-  ConstTensor sin{};
-  bool interleaved = false;
 };
 
 /// Writes `codes`, `scales` and `mean`: the same bits on the CPU and on a GPU. On the CPU without allocating;

@@ -190,10 +190,7 @@ typedef struct tandem_quantize_args {
   int32_t hadamard;            /* rotate the rows first */
   tandem_tensor x;             /* f32, f16 or bf16 */
   tandem_tensor codes, scales; /* written: the quantized values and their scales */
-  tandem_tensor mean;          /* optional, written: subtracted, behind the embedding if there is one */
-  tandem_tensor cos, sin;      /* optional, both or neither, f32: a rotary embedding first of all */
-  int32_t interleaved;         /* its pairs are channels 2 c and 2 c + 1, not c and c + rotary_dim / 2 */
-  int32_t reserved;
+  tandem_tensor mean;          /* optional, written: subtracted first */
 } tandem_quantize_args;
 
 /* Writes `codes`, `scales` and, where given, `mean`. */

@@ -230,25 +230,20 @@ void define_quantize(nb::module_& m) {
   m.def(
       "quantize",
       [](const Tensor& x, const Tensor& codes, const Tensor& scales, std::optional<Tensor> mean,
-         Granularity granularity, bool hadamard, std::optional<Tensor> cos, std::optional<Tensor> sin,
-         bool interleaved, int threads, std::uintptr_t stream) {
+         Granularity granularity, bool hadamard, int threads, std::uintptr_t stream) {
         const QuantizeArgs args{.x = x,
                                 .codes = codes,
                                 .scales = scales,
                                 .mean = mean.value_or(Tensor{}),
                                 .granularity = granularity,
-                                .hadamard = hadamard,
-                                .cos = cos.value_or(Tensor{}),
-                                .sin = sin.value_or(Tensor{}),
-                                .interleaved = interleaved};
+                                .hadamard = hadamard};
         Execution on_threads;
         on_threads.threads = threads;
         run_interruptible(on_stream(on_threads, stream),
                           [&args](const Execution& execution) { quantize(args, execution); });
       },
       nb::arg("x"), nb::arg("codes"), nb::arg("scales"), nb::arg("mean").none(), nb::arg("granularity"),
-      nb::arg("hadamard"), nb::arg("cos").none(), nb::arg("sin").none(), nb::arg("interleaved"),
-      nb::arg("threads"), nb::arg("stream") = 0);
+      nb::arg("hadamard"), nb::arg("threads"), nb::arg("stream") = 0);
 }
 
 }  // namespace

@@ -137,9 +137,6 @@ def quantize(
     mean: Tensor | None,
     granularity: Granularity,
     hadamard: bool,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    interleaved: bool,
     threads: int,
     stream: int = 0,
 ) -> None: ...

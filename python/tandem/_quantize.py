@@ -15,9 +15,6 @@ def quantize(
     granularity: str = "head",
     hadamard: bool = False,
     smooth: bool = False,
-    cos: Any = None,
-    sin: Any = None,
-    interleaved: bool = False,
     threads: int = 0,
 ) -> tuple[Any, ...]:
     """8-bit values and their scales: ``x`` is about ``values * scales``.
@@ -33,12 +30,6 @@ def quantize(
       hadamard: multiply rows by random signs (always the same) and Hadamard matrices first. Done to q and k
         alike, their products stay as they are and outliers are spread.
       smooth: subtract each channel's mean over the rows first, and return it. Of k it changes no softmax.
-      cos: ``(seqlen, rotary_dim / 2)`` float32, together with ``sin``: rows first get this rotary embedding,
-        row i by row i of them, in float32. rotary_dim is a multiple of 16 up to head_dim; channels past it
-        stay as they are. Channel c makes a pair (a, b) with c + rotary_dim / 2 and becomes (a cos - b sin,
-        b cos + a sin).
-      sin: likewise.
-      interleaved: pairs are channels 2 c and 2 c + 1.
       threads: as in ``attention``.
 
     Returns:
@@ -54,9 +45,13 @@ def quantize(
         names = ", ".join(_GRANULARITIES)
         raise InvalidArgumentError(f"granularity is {granularity!r}; it must be one of {names}")
     hadamard, smooth = _call.flag("hadamard", hadamard), _call.flag("smooth", smooth)
-    interleaved = _call.flag("interleaved", interleaved)
-    _only_arrays(x, cos=cos, sin=sin)
-    arguments = (x, dtype, granularity, hadamard, smooth, cos, sin, interleaved, threads)
+    _arrays.library_of("x", x)
+    if x.ndim not in (3, 4):
+        raise InvalidArgumentError(
+            f"x has {x.ndim} dimensions; it must be (batch, seqlen, heads, head_dim) or "
+            "(seqlen, heads, head_dim)"
+        )
+    arguments = (x, dtype, granularity, hadamard, smooth, threads)
     if _arrays.is_torch(x):
         from tandem.torch import _calls
 
@@ -68,15 +63,3 @@ def quantize(
 
 #: A list: what cannot be hashed is none of them either.
 _GRANULARITIES = [*_core.Granularity.__members__]
-
-
-def _only_arrays(x: Any, **optional: Any) -> None:
-    library = _arrays.library_of("x", x)
-    if x.ndim not in (3, 4):
-        raise InvalidArgumentError(
-            f"x has {x.ndim} dimensions; it must be (batch, seqlen, heads, head_dim) or "
-            "(seqlen, heads, head_dim)"
-        )
-    for name, array in optional.items():
-        if array is not None:
-            _arrays.expect(name, array, library, "x")

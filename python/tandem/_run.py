@@ -87,9 +87,6 @@ def quantize(
     granularity: str,
     hadamard: bool,
     smooth: bool,
-    cos: Any,
-    sin: Any,
-    interleaved: bool,
     threads: int,
 ) -> tuple[Any, Any, Any]:
     """(values, scales, mean) of what `quantize` has checked; the mean is None unless `smooth`."""
@@ -100,19 +97,13 @@ def quantize(
     scales = library.empty(x, of_scales, DType.f32)
     mean = library.empty(x, of_mean, DType.f32) if smooth else None
 
-    def view(name: str, array: Any, *, writable: bool = False) -> _core.Tensor | None:
-        return None if array is None else library.view(name, array, writable=writable)
-
     _core.quantize(
         library.view("x", x),
         library.view("codes", values, writable=True),
         library.view("scales", scales, writable=True),
-        view("mean", mean, writable=True),
+        None if mean is None else library.view("mean", mean, writable=True),
         _core.Granularity[granularity],
         hadamard,
-        view("cos", cos),
-        view("sin", sin),
-        interleaved,
         threads,
         library.stream(x),
     )

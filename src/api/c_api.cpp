@@ -25,14 +25,13 @@ using tandem::c::output;
 using tandem::check::invalid;
 
 /// The least that any caller passes: the structs as they were first. tandem_options has grown by `strict`
-/// and `split_size` since, tandem_forward_args by the cache and the mask by sequence, tandem_quantize_args by
-/// the rotary embedding, tandem_execution by the interruption; tandem_options by dropout, and the arguments
-/// of both passes by functions and the places of dropout.
+/// and `split_size` since, tandem_forward_args by the cache and the mask by sequence, tandem_execution by
+/// the interruption; tandem_options by dropout, and the arguments of both passes by functions and the places
+/// of dropout.
 constexpr std::size_t options_size_0_1 = 56;
 constexpr std::size_t forward_args_size_0_1 = 16 + 13 * sizeof(tandem_tensor);
 constexpr std::size_t backward_args_size_0_1 = 16 + 16 * sizeof(tandem_tensor);
 constexpr std::size_t execution_size_0_1 = 40;
-constexpr std::size_t quantize_args_size_0_1 = 16 + 4 * sizeof(tandem_tensor);
 static_assert(sizeof(tandem_tensor) == 88);
 static_assert(sizeof(tandem_options) == options_size_0_1 + 16 + 24);
 static_assert(sizeof(tandem_functions) == 32);
@@ -41,7 +40,7 @@ static_assert(sizeof(tandem_forward_args) ==
 static_assert(sizeof(tandem_backward_args) ==
               backward_args_size_0_1 + sizeof(tandem_functions) + 16 + sizeof(tandem_tensor));
 static_assert(sizeof(tandem_execution) == execution_size_0_1 + 16);
-static_assert(sizeof(tandem_quantize_args) == quantize_args_size_0_1 + 2 * sizeof(tandem_tensor) + 8);
+static_assert(sizeof(tandem_quantize_args) == 16 + 4 * sizeof(tandem_tensor));
 
 /// The message of this thread's last failure. `text` is `storage`, or a literal where there was no memory for
 /// a copy.
@@ -159,15 +158,12 @@ tandem::BackwardArgs args_of(const tandem_backward_args* given, Functions& funct
 
 tandem::QuantizeArgs args_of(const tandem_quantize_args* given) {
   if (given == nullptr) invalid("args is NULL; pass the address of a tandem_quantize_args");
-  const auto a = adopt("args", *given, tandem_quantize_args_default(), quantize_args_size_0_1);
+  const auto a = adopt("args", *given, tandem_quantize_args_default(), sizeof(tandem_quantize_args));
   tandem::QuantizeArgs r;
   r.x = input(a.x);
   r.codes = output(a.codes);
   r.scales = output(a.scales);
   r.mean = output(a.mean);
-  r.cos = input(a.cos);
-  r.sin = input(a.sin);
-  r.interleaved = a.interleaved != 0;
   r.granularity = static_cast<tandem::Granularity>(a.granularity);
   r.hadamard = a.hadamard != 0;
   return r;

@@ -61,30 +61,11 @@ Operand scales_of(const Argument& scales, const Argument& x, const QuantizeProbl
   return operand_of(scales.tensor, d - 1, d + 1, d);
 }
 
-/// The rotary embedding's tables.
-void read_rotary(QuantizeProblem& problem, const Argument& x, const Argument& cos, const Argument& sin) {
-  for (const Argument* table : {&cos, &sin}) check::consistent(*table);
-  check::together(cos, sin);
-  if (!cos.given()) return;
-  check::rank(cos, 2, "(seqlen, rotary_dim / 2)");
-  check::extent(cos);
-  problem.rotary_dim = check::rotary_dim(cos, problem.head_dim);
-  for (const Argument* table : {&cos, &sin}) {
-    check_tensor(*table, x, false, {problem.rows, problem.rotary_dim / 2}, {DType::f32},
-                 {"(seqlen, rotary_dim / 2)", "(seqlen, rotary_dim / 2)"});
-    check::last_dimension_contiguous(*table);
-  }
-  problem.cos = operand_of(cos.tensor, -1, 0, -1);
-  problem.sin = operand_of(sin.tensor, -1, 0, -1);
-}
-
 QuantizeProblem make_quantize_problem(const QuantizeArgs& args) {
   const Argument x{"x", args.x};
   const Argument codes{"codes", args.codes};
   const Argument scales{"scales", args.scales};
   const Argument mean{"mean", args.mean};
-  const Argument cos{"cos", args.cos};
-  const Argument sin{"sin", args.sin};
   check::given(x, "(batch, seqlen, heads, head_dim)");
   if (x.tensor.rank != 3) check::rank(x, 4, "(batch, seqlen, heads, head_dim) or (seqlen, heads, head_dim)");
   const int d = x.tensor.rank - 3;
@@ -108,8 +89,6 @@ QuantizeProblem make_quantize_problem(const QuantizeArgs& args) {
   problem.codes = operand_of(codes.tensor, d - 1, d, d + 1);
   problem.group = group_of(args.granularity);
   problem.rotate = args.hadamard;
-  read_rotary(problem, x, cos, sin);
-  problem.interleaved = args.interleaved;
   problem.scales = scales_of(scales, x, problem, d);
   check::consistent(mean);
   if (mean.given()) {
@@ -121,7 +100,7 @@ QuantizeProblem make_quantize_problem(const QuantizeArgs& args) {
   for (const Argument* output : {&codes, &scales, &mean}) {
     if (output->given()) check::no_self_overlap(*output);
   }
-  check::separate({codes, scales, mean}, {x, cos, sin});
+  check::separate({codes, scales, mean}, {x});
   return problem;
 }
 

@@ -41,7 +41,6 @@ std::string summary(const QuantizeProblem& problem) {
                                  problem.head_dim, groups[static_cast<int>(problem.group)]);
   if (problem.rotate) text += " hadamard";
   if (problem.mean.given()) text += " mean";
-  if (problem.cos.given()) text += " rotary";
   return text;
 }
 

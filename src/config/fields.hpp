@@ -166,8 +166,7 @@ struct MembersOf<QuantizeConfig>
     : Members<&QuantizeConfig::element, &QuantizeConfig::head_dim_qk, &QuantizeConfig::head_dim_v,
               &QuantizeConfig::qk, &QuantizeConfig::pv, &QuantizeConfig::qk_scales, &QuantizeConfig::v_scales,
               &QuantizeConfig::rotate_qk, &QuantizeConfig::rotate_v, &QuantizeConfig::smooth_k,
-              &QuantizeConfig::rotary, &QuantizeConfig::interleaved, &QuantizeConfig::varlen,
-              &QuantizeConfig::vectors> {};
+              &QuantizeConfig::varlen, &QuantizeConfig::vectors> {};
 
 /// Whether T is an aggregate with so many members: what can be initialised with so many values, and no more.
 struct AnyValue {

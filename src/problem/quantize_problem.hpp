@@ -18,9 +18,6 @@ struct QuantizeProblem {
   bool sampled_mean = false;  ///< the mean samples rows, where there are more than mean_all_keys
   ScaleGroup group = ScaleGroup::head;
   bool rotate = false;
-  Operand cos, sin;  ///< the rotary embedding's, by row; not given if there is none
-  std::int64_t rotary_dim = 0;
-  bool interleaved = false;
   /// s8, scales by block: rows with a NaN or an infinity get a nan_marker, as attention expects. Otherwise
   /// the scale of their group is NaN.
   bool nan_markers = false;

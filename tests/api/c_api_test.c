@@ -310,7 +310,6 @@ int main(void) {
         patch >= 0);
   CHECK(strcmp(tandem_last_error(), "") == 0);
   test_quantize();
-  test_quantize_rotary();
   test_errors();
   test_outputs_have_memory_of_their_own();
   test_struct_versions();

@@ -29,4 +29,3 @@ extern int failures;
 void test_cache(void);
 void test_functions(void);
 void test_quantize(void);
-void test_quantize_rotary(void);

@@ -55,43 +55,6 @@ struct Tensors {
   }
 };
 
-/// The tables of a rotary embedding of `pairs` pairs.
-struct Rotary {
-  std::int64_t pairs;
-  std::vector<float> cos, sin;
-
-  explicit Rotary(std::int64_t n) : pairs(n) {
-    for (std::int64_t i = 0; i < rows * pairs; ++i) {
-      const double angle = static_cast<double>(i / pairs) * std::pow(0.3, static_cast<double>(i % pairs));
-      cos.push_back(static_cast<float>(std::cos(angle)));
-      sin.push_back(static_cast<float>(std::sin(angle)));
-    }
-  }
-  void give(QuantizeArgs& a, bool interleaved) const {
-    a.cos = ConstTensor(cos.data(), DType::f32, {rows, pairs});
-    a.sin = ConstTensor(sin.data(), DType::f32, {rows, pairs});
-    a.interleaved = interleaved;
-  }
-  /// The same as an operation of its own.
-  void apply(Tensors& t, bool interleaved) const {
-    for (std::int64_t i = 0; i < batch * rows * heads * pairs; ++i) {
-      const std::int64_t c = i % pairs;
-      const std::int64_t line = i / pairs;  // of (batch, heads, rows)
-      const auto at = [&](std::int64_t channel) -> float& {
-        return t.memory[static_cast<std::size_t>(line * dim + channel)];
-      };
-      const auto angle = static_cast<std::size_t>(line % rows * pairs + c);
-      float& first = at(interleaved ? 2 * c : c);
-      float& second = at(interleaved ? 2 * c + 1 : c + pairs);
-      // Volatile: no product is to be added before it is rounded.
-      const volatile float products[] = {first * cos[angle], second * sin[angle], second * cos[angle],
-                                         first * sin[angle]};
-      first = products[0] - products[1];
-      second = products[2] + products[3];
-    }
-  }
-};
-
 struct Grouping {
   Granularity granularity;
   std::vector<std::int64_t> shape;
@@ -189,32 +152,6 @@ TEST(QuantizeApi, MeanIsTakenOffAndRotationSpreads) {
   }
 }
 
-/// With the embedding or after it: the same bits, of quantized values, scales and mean.
-TEST(QuantizeApi, RotaryEmbeddingIsThatOfTheOperationBefore) {
-  const Rotary rotary(8);
-  for (const bool interleaved : {false, true}) {
-    const auto run = [&](bool fused) {
-      Tensors t(DType::e4m3, static_cast<std::size_t>(batch * heads * 2));
-      QuantizeArgs args = t.args(Granularity::block, {batch, heads, 2});
-      args.mean = Tensor(t.mean.data(), DType::f32, {batch, heads, dim});
-      args.hadamard = true;
-      if (fused) {
-        rotary.give(args, interleaved);
-      } else {
-        rotary.apply(t, interleaved);
-      }
-      quantize(args, {.threads = 2});
-      return t;
-    };
-    const Tensors fused = run(true);
-    const Tensors apart = run(false);
-    EXPECT_EQ(fused.codes, apart.codes);
-    EXPECT_EQ(fused.scales, apart.scales);
-    EXPECT_EQ(fused.mean, apart.mean);
-    EXPECT_NE(fused.codes, Tensors(DType::e4m3, 1).codes);
-  }
-}
-
 TEST(QuantizeApi, NaNIsTheGroups) {
   for (const Granularity granularity : {Granularity::tensor, Granularity::head}) {
     Tensors t(DType::s8, granularity == Granularity::tensor ? 1 : batch * heads);
@@ -238,29 +175,6 @@ TEST(QuantizeApi, ErrorsComeBeforeAnythingIsWritten) {
     EXPECT_EQ(t.codes, std::vector<std::uint8_t>(t.codes.size(), 0xEE));
     EXPECT_EQ(t.scales, std::vector<float>(t.scales.size(), -1.0F));
   };
-  refused(
-      [](QuantizeArgs& a) {
-        a.cos = ConstTensor(a.x.data, DType::f32, {rows, 8});
-      },
-      "cos is given without sin; pass both, or neither");
-  refused(
-      [](QuantizeArgs& a) {
-        a.cos = a.sin = ConstTensor(a.x.data, DType::f32, {rows, 4});
-      },
-      "cos has shape (150, 4): rotary_dim is 8; it must be a multiple of 16 and at most head_dim 16");
-  // Sizes whose double is beyond 63 bits, of a table with elements and of one without.
-  refused(
-      [](QuantizeArgs& a) {
-        a.cos = a.sin = ConstTensor(a.x.data, DType::f32, {rows, (std::int64_t{1} << 62) + 8});
-      },
-      "cos of shape (150, 4611686018427387912) and strides (4611686018427387912, 1) spans more than "
-      "9223372036854775807 bytes; offsets must fit 63 bits");
-  refused(
-      [](QuantizeArgs& a) {
-        a.cos = a.sin = ConstTensor(a.x.data, DType::f32, {0, (std::int64_t{1} << 62) + 8});
-      },
-      "cos has shape (0, 4611686018427387912): rotary_dim is 9223372036854775824; it must be a multiple of "
-      "16 and at most head_dim 16");
   refused([](QuantizeArgs& a) { a.x = {}; },
           "x is missing; pass a tensor of shape (batch, seqlen, heads, head_dim)");
   refused([](QuantizeArgs& a) { a.x.dtype = DType::e4m3; }, "x is e4m3; convert it to f32, f16 or bf16");
@@ -284,7 +198,6 @@ TEST(QuantizeApi, WildRanksAreRefused) {
     Tensors t(DType::e4m3, 6);
     QuantizeArgs args = t.args(Granularity::head, {batch, heads});
     args.mean = Tensor(t.mean.data(), DType::f32, {batch, heads, dim});
-    Rotary(8).give(args, false);
     (args.*member).rank = 100'000'000;
     const std::string said = error_of(Status::invalid_argument, [&] { quantize(args); });
     EXPECT_TRUE(said.starts_with(std::string(name) + " has 100000000 dimensions; it must be ")) << said;
@@ -293,8 +206,6 @@ TEST(QuantizeApi, WildRanksAreRefused) {
   refused(&QuantizeArgs::codes, "codes");
   refused(&QuantizeArgs::scales, "scales");
   refused(&QuantizeArgs::mean, "mean");
-  refused(&QuantizeArgs::cos, "cos");
-  refused(&QuantizeArgs::sin, "sin");
 }
 
 }  // namespace

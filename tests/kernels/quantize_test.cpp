@@ -270,12 +270,11 @@ struct UserTensor {
   std::int64_t dim;
   std::vector<std::uint16_t> x;
   std::vector<std::uint8_t> quantized;
-  std::vector<float> scales, mean, cos, sin;
+  std::vector<float> scales, mean;
   QuantizeProblem problem;
 
-  /// An embedding of `rotary` channels, or none.
   UserTensor(std::int64_t head_dim, std::int64_t used_rows, OperandType to, ScaleGroup group, bool rotate,
-             bool smooth, std::int64_t rotary, bool interleaved)
+             bool smooth)
       : dim(head_dim),
         x(static_cast<std::size_t>(batch * rows * heads * dim)),
         quantized(x.size(), 0xEE),
@@ -311,26 +310,13 @@ struct UserTensor {
                       .batch_stride = heads * dim,
                       .row_stride = 0,
                       .head_stride = dim};
-    if (rotary == 0) return;
-    problem.rotary_dim = rotary;
-    problem.interleaved = interleaved;
-    for (auto [table, operand] : {std::pair{&cos, &problem.cos}, {&sin, &problem.sin}}) {
-      for (std::int64_t i = 0; i < rows * rotary / 2; ++i)
-        table->push_back(static_cast<float>(random.normal()));
-      *operand = {.data = table->data(),
-                  .dtype = DType::f32,
-                  .batch_stride = 0,
-                  .row_stride = rotary / 2,
-                  .head_stride = 0};
-    }
   }
 };
 
 template <QuantizeConfig C>
-void check_tensor(std::int64_t used_rows, std::int64_t rotary = 0) {
+void check_tensor(std::int64_t used_rows) {
   const auto tensor = [&] {
-    return UserTensor(C.head_dim_qk, used_rows, C.qk, C.qk_scales, C.rotate_qk, C.smooth_k, rotary,
-                      C.interleaved);
+    return UserTensor(C.head_dim_qk, used_rows, C.qk, C.qk_scales, C.rotate_qk, C.smooth_k);
   };
   SCOPED_TRACE(describe(C));
   UserTensor want = tensor();
@@ -342,9 +328,8 @@ void check_tensor(std::int64_t used_rows, std::int64_t rotary = 0) {
   const QuantizeParams params =
       gpu::make_tensor_params(got.problem, workspace, reinterpret_cast<char*>(scratch.data()));
   emulator::Options options;
-  options.buffers = {emulator::readable(got.x),      emulator::writable(got.quantized),
+  options.buffers = {emulator::readable(got.x), emulator::writable(got.quantized),
                      emulator::writable(got.scales), emulator::writable(got.mean),
-                     emulator::readable(got.cos),    emulator::readable(got.sin),
                      emulator::writable(scratch)};
   emulator::Grid grid{.blocks = static_cast<unsigned>(params.items_k),
                       .threads = quantize_threads,
@@ -378,22 +363,6 @@ TEST(Quantize, TensorsInTheCallersLayout) {
     check_tensor<tensor_config(24, OperandType::s8, ScaleGroup::block, true, false)>(rows);
     check_tensor<tensor_config(96, OperandType::e4m3, ScaleGroup::row, false, false)>(rows);
   }
-}
-
-constexpr QuantizeConfig with_rotary(QuantizeConfig config, bool interleaved) {
-  config.rotary = true;
-  config.interleaved = interleaved;
-  return config;
-}
-
-/// Whole heads and parts of them, with and without vectors, of both kinds of pairs.
-TEST(Quantize, EmbedsPositionsFirst) {
-  check_tensor<with_rotary(tensor_config(128, OperandType::e4m3, ScaleGroup::block, true, true), false)>(200,
-                                                                                                         128);
-  check_tensor<with_rotary(tensor_config(96, OperandType::s8, ScaleGroup::row, true, false), false)>(200, 96);
-  check_tensor<with_rotary(tensor_config(36, OperandType::s8, ScaleGroup::head, true, true), false)>(200, 16);
-  check_tensor<with_rotary(tensor_config(64, OperandType::e4m3, ScaleGroup::tensor, true, true), true)>(130,
-                                                                                                        48);
 }
 
 }  // namespace

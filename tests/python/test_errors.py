@@ -126,7 +126,7 @@ def test_numpys_numbers_are_options(make: Any) -> None:
                 assert torch.equal(
                     (got[0] if name == "return_lse" else got)[0], next(iter(pairs_of(expected)))
                 )
-    for name in ("hadamard", "smooth", "interleaved"):
+    for name in ("hadamard", "smooth"):
         assert len(tandem.quantize(q, **{name: np.bool_(False)})) == 2
 
 
@@ -142,16 +142,11 @@ def test_quantize_arguments_of_another_type() -> None:
         ("hadamard", 1, "pass True or False"),
         ("smooth", 1, "pass True or False"),
         ("smooth", None, "pass True or False"),
-        ("interleaved", None, "pass True or False"),
         ("threads", "4", "pass an integer; 0 is every core"),
     ):
         with pytest.raises(tandem.InvalidArgumentError) as caught:
             tandem.quantize(x, **{name: value})
         assert str(caught.value) == f"{name} is {value!r}; {message}"
-    with pytest.raises(TypeError, match="^cos is a builtins.list; pass an array of numpy or torch$"):
-        tandem.quantize(x, cos=[1.0], sin=[0.0])
-    with pytest.raises(TypeError, match="^sin is an array of numpy but x is one of torch; convert one"):
-        tandem.quantize(x, cos=torch.ones(37, 16), sin=np.zeros((37, 16), np.float32))
 
 
 def test_arrays_of_jax_are_told_where_to_go() -> None:

@@ -184,17 +184,6 @@ def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> T
     return (out, *torch.autograd.grad(out.square().sum() + lse.sum(), (q, k, v)))
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_quantize_embeds_positions_as_the_cpu(interleaved: bool) -> None:
-    x = torch.randn(2, 300, 3, 96, dtype=torch.bfloat16)
-    angles = torch.arange(300.0)[:, None] * 0.8 ** torch.arange(32.0)  # 64 of 96 channels
-    options: dict[str, Any] = {"granularity": "block", "smooth": True, "interleaved": interleaved}
-    tables = {"cos": angles.cos(), "sin": angles.sin()}
-    found = tandem.quantize(x.cuda(), **options, **{name: t.cuda() for name, t in tables.items()})
-    for a, b in zip(found, tandem.quantize(x, **options, **tables), strict=True):
-        assert torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8))
-
-
 @pytest.mark.parametrize("precision", ["exact", "int8"])
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 def test_cuda_graphs(packed: bool, precision: str) -> None:

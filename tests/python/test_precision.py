@@ -74,23 +74,6 @@ def test_values_of_quantize_go_into_attention() -> None:
     assert (out - tandem.attention(q, k, v)).abs().max().item() < 0.15
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_quantize_embeds_positions_first(interleaved: bool) -> None:
-    x = torch.randn(2, 200, 3, 48).to(torch.bfloat16)
-    angles = torch.arange(200.0)[:, None] * 0.2 ** torch.arange(16.0)  # 32 of 48 channels
-    cos, sin = angles.cos(), angles.sin()
-    options = {"granularity": "block", "hadamard": True, "smooth": True}
-    embedded = x.float()
-    pairs = embedded[..., :32].unflatten(-1, (16, 2) if interleaved else (2, 16))
-    a, b = pairs.unbind(-1 if interleaved else -2)
-    c, s = cos[:, None], sin[:, None]
-    turned = torch.stack((a * c - b * s, b * c + a * s), -1 if interleaved else -2)
-    embedded[..., :32] = turned.flatten(-2)
-    fused = tandem.quantize(x, cos=cos, sin=sin, interleaved=interleaved, **options)
-    for one, other in zip(fused, tandem.quantize(embedded, **options), strict=True):
-        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-
-
 @pytest.mark.parametrize("dtype", ["e4m3", "s8"])
 @pytest.mark.parametrize("granularity", ["head", "block", "row"])
 def test_quantized_inputs_take_the_precision_of_their_dtype(dtype: str, granularity: str) -> None:

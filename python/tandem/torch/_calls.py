@@ -114,8 +114,7 @@ def attention_backward(call: _call.Call, tensors: Any, written: Any) -> tuple[An
 
 def quantize(x: Any, *options: Any) -> tuple[Any, Any, Any]:
     """As _run.quantize, for tensors."""
-    *_, cos, sin, _, _ = options
-    if _direct.is_possible(x, beside=(cos, sin)) and not _direct.is_profiled():
+    if _direct.is_possible(x) and not _direct.is_profiled():
         return _run.quantize(x, *options)
     values, scales, mean = torch.ops.tandem.quantize(x, *options)
     return values, scales, mean

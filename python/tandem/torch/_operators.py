@@ -35,8 +35,8 @@ _SCHEMAS = (
     f"attention_backward_out({_BACKWARD}, {_GRADIENTS}) -> ()",
     f"attention_with_functions({_INPUTS}, {_OPTIONS}, {_FUNCTIONS}) -> (Tensor out, Tensor lse)",
     f"attention_with_functions_backward({_BACKWARD}, {_FUNCTIONS}, bool[] need_read, {_NEEDED}) -> Tensor[]",
-    "quantize(Tensor x, str dtype, str granularity, bool hadamard, bool smooth, Tensor? cos, Tensor? sin,"
-    " bool interleaved, SymInt threads) -> (Tensor values, Tensor scales, Tensor mean)",
+    "quantize(Tensor x, str dtype, str granularity, bool hadamard, bool smooth, SymInt threads)"
+    " -> (Tensor values, Tensor scales, Tensor mean)",
     f"append_kv({_APPENDED}, Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor(c!)? k_scale_cache,"
     " Tensor(d!)? v_scale_cache, bool rotary_interleaved, bool check,"
     " SymInt threads) -> Tensor q_out",

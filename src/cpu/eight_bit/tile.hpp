@@ -7,16 +7,6 @@
 
 namespace tandem::cpu {
 
-/// A rotary embedding of some rows (QuantizeArgs): tables by row and pair of channels. Null: none.
-struct RotaryRows {
-  const float* cos = nullptr;
-  const float* sin = nullptr;
-  std::int64_t cos_stride = 0;  ///< from row to row
-  std::int64_t sin_stride = 0;
-  int dim = 0;  ///< channels that take part
-  bool interleaved = false;
-};
-
 /// Up to quant_block rows of one head, as the user has them, and what is done to them before they are
 /// rounded.
 struct QuantizeRows {
@@ -28,7 +18,6 @@ struct QuantizeRows {
   const float* mean = nullptr;  ///< by channel, subtracted; may be null
   bool rotate = false;
   float* scratch = nullptr;  ///< rows * dim
-  RotaryRows rotary{};       ///< done first
 };
 
 /// How they are rounded, and where quantized values and scales go: element = quantized value * scale.

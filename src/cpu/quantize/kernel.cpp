@@ -2,25 +2,15 @@
 // instruction set (targets/targets.cmake); the loops are plain, and the compiler's to vectorise.
 #include "cpu/eight_bit/tile.hpp"
 #include "cpu/simd/eight_bit.hpp"
-#include "cpu/simd/rotary.hpp"
 #include "cpu/simd/rotate.hpp"
 #include "cpu/simd/stage.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 namespace {
 
-/// The rotary embedding of the rows.
-void embed(const QuantizeRows& r) {
-  for (int i = 0; i < r.rows; ++i) {
-    embed_row(r.scratch + static_cast<std::int64_t>(i) * r.dim, r.rotary.cos + i * r.rotary.cos_stride,
-              r.rotary.sin + i * r.rotary.sin_stride, r.rotary.dim, r.rotary.interleaved);
-  }
-}
-
-/// The rows as f32, as the user has them but for the rotary embedding.
+/// The rows as f32, as the user has them.
 void load_rows(const QuantizeRows& r) {
   widen_rows(r.data, r.dtype, r.stride, r.rows, r.dim, r.scratch, r.dim);
-  if (r.rotary.cos != nullptr) embed(r);
 }
 
 /// The rows as f32, without the mean, rotated.

@@ -38,18 +38,7 @@ struct Head {
             .dim = static_cast<int>(problem.head_dim),
             .mean = problem.mean.given() ? mean : nullptr,
             .rotate = problem.rotate,
-            .scratch = rows,
-            .rotary = rotary(first)};
-  }
-
-  [[nodiscard]] RotaryRows rotary(std::int64_t first) const {
-    if (!problem.cos.given()) return {};
-    return {.cos = static_cast<const float*>(problem.cos.data) + problem.cos.offset(0, first, 0),
-            .sin = static_cast<const float*>(problem.sin.data) + problem.sin.offset(0, first, 0),
-            .cos_stride = problem.cos.row_stride,
-            .sin_stride = problem.sin.row_stride,
-            .dim = static_cast<int>(problem.rotary_dim),
-            .interleaved = problem.interleaved};
+            .scratch = rows};
   }
 
   void find_mean() {

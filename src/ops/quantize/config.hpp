@@ -18,9 +18,7 @@ struct QuantizeConfig {
   bool rotate_qk = true;
   bool rotate_v = false;
   bool smooth_k = true;
-  bool rotary = false;       ///< a rotary embedding is applied first (only of k, and not with varlen)
-  bool interleaved = false;  ///< the embedding's pairs are neighbouring channels
-  bool varlen = false;       ///< lengths differ by sequence
+  bool varlen = false;  ///< lengths differ by sequence
   /// Rows allow 16-byte loads, and rows of quantized values allow 8-byte stores.
   bool vectors = true;
 
@@ -36,8 +34,6 @@ struct QuantizeConfig {
 constexpr QuantizeConfig mean_config(const QuantizeConfig& config) {
   return {.element = config.element,
           .head_dim_qk = config.head_dim_qk,
-          .rotary = config.rotary,
-          .interleaved = config.interleaved,
           .varlen = config.varlen,
           .vectors = config.vectors};
 }
@@ -108,18 +104,8 @@ struct GroupLargest {
   unsigned int bad;   ///< 1 if a value is not finite
 };
 
-/// Tables of a rotary embedding, by row and pair of channels.
-struct RotaryTables {
-  const float* cos;
-  const float* sin;
-  long long cos_stride;  ///< from row to row
-  long long sin_stride;
-  int dim;  ///< channels that take part: a multiple of 16
-};
-
 struct QuantizeParams {
   QuantizedTensor q, k, v;
-  RotaryTables rotary;
   float* shift;  ///< null if no mean is removed
   ScaleStrides shift_stride;
   float* mean;  ///< [batch][kv head][quantize_channels(head_dim_qk)]

@@ -54,8 +54,6 @@ QuantizeConfig choose_tensor_config(const QuantizeProblem& problem) {
   c.qk_scales = problem.group;
   c.rotate_qk = problem.rotate;
   c.smooth_k = problem.mean.given();
-  c.rotary = problem.cos.given();
-  c.interleaved = c.rotary && problem.interleaved;
   c.vectors = gpu::allows_vectors(problem.x, problem.head_dim) &&
               gpu::allows_quantized_vectors(problem.codes, problem.head_dim);
   return c;

@@ -50,13 +50,6 @@ QuantizeParams make_tensor_params(const QuantizeProblem& problem, const Workspac
               .quantized_columns = as_int(problem.head_dim),
               .padded_rows = false,
               .nan_markers = problem.nan_markers};
-  if (problem.cos.given()) {
-    params.rotary = {.cos = static_cast<const float*>(problem.cos.data),
-                     .sin = static_cast<const float*>(problem.sin.data),
-                     .cos_stride = problem.cos.row_stride,
-                     .sin_stride = problem.sin.row_stride,
-                     .dim = as_int(problem.rotary_dim)};
-  }
   params.batch = as_int(problem.batch);
   params.heads_q = params.heads_kv = as_int(problem.heads);
   params.group = 1;

@@ -7,24 +7,6 @@ namespace tandem {
 
 namespace quantizer {
 
-/// Channel `c` of row `row` of a tile of keys with the rotary embedding of `position`, computed as `embed`
-/// does.
-template <QuantizeConfig C>
-TANDEM_DEVICE float embedded(const QuantizeParams& p, const u16* tile, int row, int c, i64 position) {
-  const u16* const keys = tile + row * quantize_channels(C.head_dim_qk);
-  const float x = ptx::unpack<C.element>(ptx::load_shared(keys + c));
-  if (c >= p.rotary.dim) return x;
-  const int half = p.rotary.dim / 2;
-  const bool first = C.interleaved ? c % 2 == 0 : c < half;
-  const int step = C.interleaved ? 1 : half;
-  const int pair = C.interleaved ? c / 2 : c % half;
-  const float y = ptx::unpack<C.element>(ptx::load_shared(keys + (first ? c + step : c - step)));
-  const float turned =
-      ptx::multiply(y, ptx::load_global(p.rotary.sin + position * p.rotary.sin_stride + pair));
-  return ptx::multiply(x, ptx::load_global(p.rotary.cos + position * p.rotary.cos_stride + pair)) +
-         (first ? -turned : turned);
-}
-
 /// The keys of a tile that are summed: `rows` in each of `heads` segments of 1 << shift rows.
 struct MeanTile {
   bool sampled;
@@ -53,7 +35,7 @@ TANDEM_DEVICE void load_mean_tile(const QuantizeParams& p, const WorkItem& item,
     if (C.vectors && used && col < C.head_dim_qk) {
       ptx::copy_async(tile + at, reinterpret_cast<const ptx::Vec4*>(from + col));
     } else {
-      ptx::store_shared(tile + at, load_vector<false>(from, col, C.head_dim_qk, !C.vectors && used));
+      ptx::store_shared(tile + at, load_elements(from, col, C.head_dim_qk, !C.vectors && used));
     }
   }
   ptx::wait_for_copies();
@@ -65,24 +47,18 @@ TANDEM_DEVICE float number_or_zero(float x) {
   return x - x == 0.0F ? x : 0.0F;
 }
 
-/// The sums over `rows` rows of the tile, from `begin` on, of this thread's two channels, `c` and c + 1.
+/// The sums over `rows` rows of the tile, from `begin` on, of this thread's two channels.
 template <QuantizeConfig C>
-TANDEM_DEVICE ptx::Float2 sum_of_rows(const QuantizeParams& p, const WorkItem& item, const ptx::Vec4* tile,
-                                      int begin, int rows, int thread) {
+TANDEM_DEVICE ptx::Float2 sum_of_rows(const ptx::Vec4* tile, int begin, int rows, int thread) {
   constexpr int pitch = quantize_channels(C.head_dim_qk);
-  const int c = 2 * thread;
   float low = 0.0F;
   float high = 0.0F;
 #pragma unroll 8
   for (int row = 0; row < rows; ++row) {
     const int at = begin + row;
     const u32 pair = ptx::load_shared(reinterpret_cast<const u32*>(tile) + at * (pitch / 2) + thread);
-    float a = ptx::unpack<C.element>(static_cast<u16>(pair));
-    float b = ptx::unpack<C.element>(static_cast<u16>(pair >> 16));
-    if constexpr (C.rotary) {
-      a = embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c, item.first + row);
-      b = embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c + 1, item.first + row);
-    }
+    const float a = ptx::unpack<C.element>(static_cast<u16>(pair));
+    const float b = ptx::unpack<C.element>(static_cast<u16>(pair >> 16));
     low += number_or_zero(a);
     high += number_or_zero(b);
   }
@@ -142,7 +118,7 @@ TANDEM_DEVICE void find_means(const QuantizeParams& p, const WorkItem& item, int
       p.sums +
       ((static_cast<i64>(item.entry) * p.heads_kv + item.head) * p.axis_blocks_k + item.block) * pitch + c;
   for (int segment = 0; segment < heads && sums_channels; ++segment) {
-    const ptx::Float2 sum = sum_of_rows<C>(p, item, tile, segment << shift, rows, thread);
+    const ptx::Float2 sum = sum_of_rows<C>(tile, segment << shift, rows, thread);
     if (blocks == 1) {
       store_mean(segment, static_cast<double>(sum.x), static_cast<double>(sum.y));
     } else {

@@ -192,9 +192,6 @@ TANDEM_DEVICE void prepare_row(const QuantizeParams& p, const Tables& table, int
   const int t = static_cast<int>(ptx::lane_index_anew()) % row_threads;
   const ThreadRow<C> at = thread_row<C, which>(table, pass_at);
   load_row<C.element>(values, table, row_of_thread<which>(), t, pass_at);
-  if constexpr (C.rotary) {
-    if (at.used) embed<C>(values, p.rotary, at.source(tensor<which>(p).stride), at.first() + at.row, t);
-  }
   const float* const mean =
       table.mean(pass_at) + (C.varlen ? min(at.segment, at.heads() - 1) * table.channels : 0);
   if constexpr (C.smooth_k && which == Which::k) {

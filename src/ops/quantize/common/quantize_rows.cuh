@@ -72,19 +72,13 @@ struct Row {
 };
 
 /// Eight elements of a row from `col` on. Those past its end, and those of rows that are not in use, are 0.
-template <bool vectors>
-TANDEM_DEVICE ptx::Vec4 load_vector(const u16* row, int col, int head_dim, bool used) {
-  ptx::Vec4 v{0, 0, 0, 0};
-  if constexpr (vectors) {
-    if (used && col < head_dim) v = ptx::load_global(reinterpret_cast<const ptx::Vec4*>(row + col));
-  } else if (used) {
-    u32 elements[8];
+TANDEM_DEVICE ptx::Vec4 load_elements(const u16* row, int col, int head_dim, bool used) {
+  if (!used) return {0, 0, 0, 0};
+  u32 elements[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) elements[i] = col + i < head_dim ? ptx::load_global(row + col + i) : 0;
-    v = {elements[0] | elements[1] << 16, elements[2] | elements[3] << 16, elements[4] | elements[5] << 16,
-         elements[6] | elements[7] << 16};
-  }
-  return v;
+  for (int i = 0; i < 8; ++i) elements[i] = col + i < head_dim ? ptx::load_global(row + col + i) : 0;
+  return {elements[0] | elements[1] << 16, elements[2] | elements[3] << 16, elements[4] | elements[5] << 16,
+          elements[6] | elements[7] << 16};
 }
 
 /// Vectors of 8 channels of a row in shared memory.
@@ -106,7 +100,7 @@ TANDEM_DEVICE void fetch_vector(ptx::Vec4* to, const u16* row, int col, bool use
   if (vectors && used && col < head_dim) {
     ptx::copy_async(to, reinterpret_cast<const ptx::Vec4*>(row + col));
   } else {
-    ptx::store_shared(to, load_vector<false>(row, col, head_dim, !vectors && used));
+    ptx::store_shared(to, load_elements(row, col, head_dim, !vectors && used));
   }
 }
 
@@ -120,47 +114,6 @@ TANDEM_DEVICE void load_row(Row<head_dim>& row, const Tables& tables, int row_of
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       row.x[j][i] = ptx::unpack<element>(static_cast<u16>(words[i / 2] >> (16 * (i % 2))));
-    }
-  }
-}
-
-/// Applies the rotary embedding to a row. `source` is the row in global memory, from which the other halves
-/// of pairs are read; `position` is its row in the tables. Products are rounded before they are added, as on
-/// the CPU.
-template <QuantizeConfig C>
-TANDEM_DEVICE void embed(Row<C.head_dim_qk>& row, const RotaryTables& tables, const u16* source, int position,
-                         int t) {
-  const float* const cos = tables.cos + position * tables.cos_stride;
-  const float* const sin = tables.sin + position * tables.sin_stride;
-  const int half = tables.dim / 2;
-#pragma unroll
-  for (int j = 0; j < Row<C.head_dim_qk>::vectors; ++j) {
-    const int col = (4 * j + t) * 8;
-    if (col >= tables.dim) continue;
-    float(&x)[8] = row.x[j];
-    if constexpr (C.interleaved) {
-#pragma unroll
-      for (int i = 0; i < 8; i += 2) {
-        const float c = ptx::load_global(cos + (col + i) / 2);
-        const float s = ptx::load_global(sin + (col + i) / 2);
-        const float a = x[i];
-        const float b = x[i + 1];
-        x[i] = ptx::multiply(a, c) - ptx::multiply(b, s);
-        x[i + 1] = ptx::multiply(b, c) + ptx::multiply(a, s);
-      }
-    } else {
-      const bool lower = col < half;
-      const int first = lower ? col : col - half;
-      const ptx::Vec4 other = load_vector<C.vectors>(source, lower ? col + half : first, C.head_dim_qk, true);
-      const u32 words[4] = {other.x, other.y, other.z, other.w};
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float c = ptx::load_global(cos + first + i);
-        const float s = ptx::load_global(sin + first + i);
-        const float y = ptx::unpack<C.element>(static_cast<u16>(words[i / 2] >> (16 * (i % 2))));
-        const float turned = ptx::multiply(y, s);
-        x[i] = ptx::multiply(x[i], c) + (lower ? -turned : turned);
-      }
     }
   }
 }
