@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import warnings
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -16,7 +15,7 @@ import tandem
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tandem.distributed import Layout, balance, draw, explain
+from tandem.distributed import Layout, balance, explain
 from tandem.distributed._balance import Work, least_rows, least_rows_of_equal_shards
 from tandem.distributed._calls import groups
 from tandem.distributed._chunks import chunk_heads
@@ -266,24 +265,6 @@ def test_work_is_even_and_little_is_sent(ranks: int) -> None:
         # Where no sequence has to be cut, whole ones may still fill the ranks unevenly.
         bound = 1.1 * least or 0.04 * (ranks - 1) * total
         assert sum(received(layout, mask)) <= bound, lengths
-
-
-def test_work_and_traffic_are_drawn() -> None:
-    layout, mask = Layout.balanced([300, 20, 180, 4, 70], 4), Mask(-1, 0)
-    pairs = layout.pairs(causal=True)
-    drawing = ElementTree.fromstring(draw(layout, causal=True))
-    space = "{http://www.w3.org/2000/svg}"
-    numbers = [t.text for t in drawing.iter(f"{space}text")]
-    for values in (pairs, received(layout, mask), sent(layout, mask)):
-        assert all(str(value) in numbers for value in values)
-    bars = [float(bar.get("width", 0)) for bar in drawing.iter(f"{space}rect")][1:5]
-    assert bars == pytest.approx([200 * p / max(pairs) for p in pairs], abs=0.06)
-    in_bytes = draw(layout, causal=True, row_bytes=4096)
-    assert "MB received" in in_bytes and f">{received(layout, mask)[0] * 4096 / 1e6:.2f}<" in in_bytes
-    for empty in (Layout.zigzag(0, 3), Layout.zigzag([], 1)):
-        assert "rank 0" in draw(empty)
-    with pytest.raises(tandem.InvalidArgumentError, match="row_bytes is -1; it must be at least 0"):
-        draw(layout, row_bytes=-1)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ out = context_parallel_attention(q, k, v, layout=layout, causal=True)
 from tandem.distributed._attention import context_parallel_attention
 from tandem.distributed._cache_layout import CacheLayout
 from tandem.distributed._decode import context_parallel_decode
-from tandem.distributed._draw import draw
 from tandem.distributed._explain import balance, explain
 from tandem.distributed._layout import Layout, Run
 from tandem.distributed._machine import CPU, H200, H200_HOSTS, Machine
@@ -27,7 +26,6 @@ __all__ = [
     "balance",
     "context_parallel_attention",
     "context_parallel_decode",
-    "draw",
     "explain",
     "gather",
 ]
