@@ -7,11 +7,7 @@ namespace tandem::ptx {
 
 /// All threads of the block.
 TANDEM_DEVICE void sync_block() {
-#if TANDEM_ON_DEVICE
   __syncthreads();
-#else
-  emulator::sync_block();
-#endif
 }
 
 /// Named barrier 1 to 15 (0 is sync_block's): waits until `threads` threads have arrived or synced.

@@ -1,7 +1,8 @@
 // What every device file needs: fixed-width names, function qualifiers, and where a thread is.
 //
-// Each function in ptx/ has two bodies: the hardware instruction, and a call into the emulator
-// (tests/kernels/emulator), which runs the same kernels as host C++ and checks what hardware hides.
+// A function in ptx/ that is inline assembly has a second body, a call into the emulator
+// (tests/kernels/emulator), which runs kernels as host C++ and checks what hardware hides. Of CUDA's own
+// functions the emulator has others with the same names (intrinsics.hpp).
 #pragma once
 
 #if defined(__CUDACC_RTC__)

@@ -7,34 +7,18 @@
 namespace tandem::ptx {
 
 TANDEM_DEVICE float multiply(float a, float b) {
-#if TANDEM_ON_DEVICE
   return __fmul_rn(a, b);
-#else
-  return emulator::multiply(a, b);
-#endif
 }
 /// The quotient to nearest even, as IEEE 754 has it.
 TANDEM_DEVICE float divide(float a, float b) {
-#if TANDEM_ON_DEVICE
   return __fdiv_rn(a, b);
-#else
-  return emulator::divide(a, b);
-#endif
 }
 /// The bits of an f32, and back.
 TANDEM_DEVICE u32 bits_of(float x) {
-#if TANDEM_ON_DEVICE
   return __float_as_uint(x);
-#else
-  return __builtin_bit_cast(u32, x);
-#endif
 }
 TANDEM_DEVICE float float_of(u32 bits) {
-#if TANDEM_ON_DEVICE
   return __uint_as_float(bits);
-#else
-  return __builtin_bit_cast(float, bits);
-#endif
 }
 
 TANDEM_DEVICE float quiet_nan() {
@@ -60,26 +44,12 @@ TANDEM_DEVICE u32 round_s8(float x) {
 
 /// sum + 128 times the sum of the four u8 of `quantized`.
 TANDEM_DEVICE u32 add_128_times(u32 sum, u32 quantized) {
-#if TANDEM_ON_DEVICE
   return __dp4a(quantized, 0x80808080U, sum);
-#else
-  return sum + 128 * ((quantized & 0xFFU) + (quantized >> 8 & 0xFFU) + (quantized >> 16 & 0xFFU) +
-                      (quantized >> 24));
-#endif
 }
 
 /// Byte i of the result is byte number (selector's nibble i) of `low` (0 to 3) and `high` (4 to 7).
 TANDEM_DEVICE u32 permute_bytes(u32 low, u32 high, u32 selector) {
-#if TANDEM_ON_DEVICE
   return __byte_perm(low, high, selector);
-#else
-  const u64 bytes = static_cast<u64>(high) << 32 | low;
-  u32 result = 0;
-  for (u32 i = 0; i < 4; ++i) {
-    result |= static_cast<u32>(bytes >> (8 * (selector >> (4 * i) & 7U)) & 0xFFU) << (8 * i);
-  }
-  return result;
-#endif
 }
 
 }  // namespace tandem::ptx

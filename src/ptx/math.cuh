@@ -51,53 +51,25 @@ TANDEM_DEVICE float square_root(float x) {
 
 /// Functions of the CUDA math library, accurate to 2 ulp, or exact (floor, round to even, fmod).
 TANDEM_DEVICE float sine(float x) {
-#if TANDEM_ON_DEVICE
   return ::sinf(x);
-#else
-  return __builtin_sinf(x);
-#endif
 }
 TANDEM_DEVICE float cosine(float x) {
-#if TANDEM_ON_DEVICE
   return ::cosf(x);
-#else
-  return __builtin_cosf(x);
-#endif
 }
 TANDEM_DEVICE float error_function(float x) {
-#if TANDEM_ON_DEVICE
   return ::erff(x);
-#else
-  return __builtin_erff(x);
-#endif
 }
 TANDEM_DEVICE float log1p(float x) {
-#if TANDEM_ON_DEVICE
   return ::log1pf(x);
-#else
-  return __builtin_log1pf(x);
-#endif
 }
 TANDEM_DEVICE float floor(float x) {
-#if TANDEM_ON_DEVICE
   return ::floorf(x);
-#else
-  return __builtin_floorf(x);
-#endif
 }
 TANDEM_DEVICE float round(float x) {
-#if TANDEM_ON_DEVICE
   return ::rintf(x);
-#else
-  return __builtin_rintf(x);
-#endif
 }
 TANDEM_DEVICE float fmod(float x, float y) {
-#if TANDEM_ON_DEVICE
   return ::fmodf(x, y);
-#else
-  return __builtin_fmodf(x, y);
-#endif
 }
 
 /// max(min(a + b, most), 0), a + b as it wraps around.
@@ -284,11 +256,7 @@ TANDEM_DEVICE float fmax_nan(float a, float b) {
 }
 
 TANDEM_DEVICE float abs(float x) {
-#if TANDEM_ON_DEVICE
   return ::fabsf(x);
-#else
-  return __builtin_fabsf(x);
-#endif
 }
 
 /// a * b + c, rounded once.
@@ -301,11 +269,7 @@ TANDEM_DEVICE float fma(float a, float b, float c) {
 }
 
 TANDEM_DEVICE float infinity() {
-#if TANDEM_ON_DEVICE
   return __int_as_float(0x7f800000);
-#else
-  return emulator::infinity();
-#endif
 }
 
 }  // namespace tandem::ptx

@@ -20,11 +20,7 @@ struct alignas(8) Float2 {
 /// this grid writes, nor what a grid that has not ended does: load_written is for that.
 template <typename T>
 TANDEM_DEVICE T load_global(const T* p) {
-#if TANDEM_ON_DEVICE
   return __ldg(p);
-#else
-  return emulator::load_global(p);
-#endif
 }
 TANDEM_DEVICE Vec4 load_global(const Vec4* p) {
 #if TANDEM_ON_DEVICE
@@ -89,11 +85,7 @@ TANDEM_DEVICE void store_global(T* p, T value) {
 
 /// Adds and returns the value before; relaxed, device scope.
 TANDEM_DEVICE u32 atomic_add(u32* p, u32 value) {
-#if TANDEM_ON_DEVICE
   return atomicAdd(p, value);
-#else
-  return emulator::atomic_add(p, value);
-#endif
 }
 
 /// Adds to the number at p, in any order with others; relaxed, device scope.
@@ -107,11 +99,7 @@ TANDEM_DEVICE void atomic_add(float* p, float value) {
 
 /// Raises the number at p to `value` if it is lower; relaxed, device scope.
 TANDEM_DEVICE void atomic_max(u32* p, u32 value) {
-#if TANDEM_ON_DEVICE
   atomicMax(p, value);
-#else
-  emulator::atomic_max(p, value);
-#endif
 }
 
 /// atomic_add with acquire and release order at device scope.

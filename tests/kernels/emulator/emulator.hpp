@@ -106,7 +106,6 @@ int add_min_relu(int a, int b, int most);
 float fmax(float a, float b);
 float fmax_nan(float a, float b);
 float fma(float a, float b, float c);
-float infinity();
 float multiply(float a, float b);
 float divide(float a, float b);
 float max_magnitude(float largest, float x);
@@ -198,3 +197,5 @@ void store_shared(T* p, T value) {
 }
 
 }  // namespace tandem::emulator
+
+#include "intrinsics.hpp"

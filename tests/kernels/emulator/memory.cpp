@@ -85,10 +85,6 @@ float fma(float a, float b, float c) {
   return std::fma(a, b, c);
 }
 
-float infinity() {
-  return std::numeric_limits<float>::infinity();
-}
-
 float multiply(float a, float b) {
   count(&Work::arithmetic);
   check_register(a);
