@@ -73,7 +73,7 @@ void begin_again() {
   });
 }
 
-Shard* take_shard() {
+Shard* claim_shard() {
   static const int at_fork = pthread_atfork(nullptr, nullptr, &begin_again);
   static_cast<void>(at_fork);
   for (Shard* s = shards.load(std::memory_order_acquire); s != nullptr; s = s->next) {
@@ -89,7 +89,7 @@ Shard* take_shard() {
 
 /// This thread's cell of that kind; null where there is no memory for one, and nothing is counted.
 Cell* cell_of(const Key& key) noexcept try {
-  if (owner.shard == nullptr) owner.shard = take_shard();
+  if (owner.shard == nullptr) owner.shard = claim_shard();
   Cell* const first = owner.shard->cells.load(std::memory_order_relaxed);
   for (Cell* c = first; c != nullptr; c = c->next) {
     if (c->key == key) return c;
