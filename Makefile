@@ -57,8 +57,9 @@ format:
 wheel:
 	scripts/bootstrap
 	rm -rf build/wheelhouse
+	export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct); \
 	$(python) -m pip wheel --no-deps --no-build-isolation -C build-dir=build/wheel -C cmake.define.TANDEM_SHIP_KERNELS=ON \
-	  -w build/wheelhouse .
+	  -w build/wheelhouse . && \
 	PATH="$(CURDIR)/build/venv/bin:$$PATH" $(python) -m auditwheel repair -w dist build/wheelhouse/*.whl
 	du -h dist/*.whl
 

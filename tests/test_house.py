@@ -243,3 +243,14 @@ def test_comments_begin_with_what_a_thing_is() -> None:
             continues = comment
     assert files > 300
     assert wrong == []
+
+
+def test_the_dockerfile_and_the_workflow_name_what_exists() -> None:
+    """Neither can run where the tests do."""
+    docker = (ROOT / "Dockerfile").read_text()
+    workflow = (ROOT / ".github" / "workflows" / "wheels.yml").read_text()
+    targets = set(re.findall(r"(?:- run:|RUN) make (\S+)", docker + workflow))
+    assert targets == {"check", "test", "wheel"}
+    assert targets <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert all((ROOT / path).is_dir() for path in re.findall(r"cmake -S (\S+)", docker))
+    assert re.findall(r"- run: (\S+)", workflow) == ["make", "make"]

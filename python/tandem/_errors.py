@@ -12,7 +12,8 @@ _package = sys.modules["tandem"]
 if getattr(_package, "__distribution__", None) != "tandem-attention":
     raise ImportError(
         f"the package tandem in {list(_package.__path__)} is of another distribution than tandem-attention, "
-        "which is installed there, too: uninstall that one, then pip install --force-reinstall tandem-attention"
+        "which is installed there, too: uninstall that one, then "
+        "pip install --force-reinstall tandem-attention"
     )
 
 _P = ParamSpec("_P")

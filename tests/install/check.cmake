@@ -32,6 +32,19 @@ if(SHARED)
   endif()
 endif()
 
+# The library exports its C functions, and functions and classes of the namespace tandem but of none inside it.
+if(SHARED)
+  run(nm --dynamic --defined-only --demangle ${named})
+  string(REGEX REPLACE "\\[abi:[a-z0-9]+\\]|;|\n$" "" lines "${output}")
+  string(REPLACE "\n" ";" lines "${lines}")
+  list(FILTER lines EXCLUDE REGEX "^[0-9a-f]+ A TANDEM_${soversion}(@|$)")
+  set(public "tandem_[a-z_]+|tandem::([A-Z][A-Za-z]+::)?[A-Za-z_]+(\\(.*)?|(vtable|typeinfo|typeinfo name) for tandem::Error")
+  list(FILTER lines EXCLUDE REGEX "^[0-9a-f]+ [A-Za-z] (${public})@@TANDEM_${soversion}$")
+  if(lines)
+    message(FATAL_ERROR "the library exports what is not public: ${lines}")
+  endif()
+endif()
+
 foreach(language cpp c)
   run(${CMAKE_COMMAND} -S ${SOURCE}/${language} -B ${WORK}/${language} -G ${GENERATOR} -D CMAKE_BUILD_TYPE=${CONFIG}
     -D CMAKE_C_COMPILER=${C_COMPILER} -D CMAKE_CXX_COMPILER=${CXX_COMPILER} -D CMAKE_PREFIX_PATH=${WORK}/prefix)

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -59,6 +62,23 @@ def empty(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+def build(python: Path, source: Path, folder: Path) -> Path:
+    # With the compiler and the flags of scripts/install_python, and as deep in the tree: the compiler cache
+    # then has all but what includes nanobind, whose headers lie elsewhere in each build.
+    compilers = {"CC": os.environ.get("CC", "cc"), "CXX": os.environ.get("CXX", "c++")}
+    options = [
+        "--no-deps",
+        "--quiet",
+        "-C",
+        "build-dir=build/isolated",
+        "-C",
+        "cmake.define.TANDEM_WERROR=ON",
+    ]
+    run(python, "-m", "pip", "wheel", source, *options, "-w", folder, cwd=folder, env=os.environ | compilers)
+    (built,) = folder.glob("tandem_attention-*.whl")
+    return built
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `pip install .` builds it for one who has none of what the tests need: pip brings what
@@ -66,13 +86,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("wheel")
     python = empty(folder / "venv")
-    # With the compiler and the flags of scripts/install_python, and as deep in the tree: the compiler cache
-    # then has all but what includes nanobind, whose headers lie elsewhere in each build.
-    build = ROOT / "build" / "isolated"
-    compilers = {"CC": os.environ.get("CC", "cc"), "CXX": os.environ.get("CXX", "c++")}
-    options = ["--no-deps", "--quiet", "-C", f"build-dir={build}", "-C", "cmake.define.TANDEM_WERROR=ON"]
-    run(python, "-m", "pip", "wheel", ROOT, *options, "-w", folder, cwd=folder, env=os.environ | compilers)
-    (built,) = folder.glob("tandem_attention-*.whl")
+    built = build(python, ROOT, folder)
     installed = run(python, "-m", "pip", "list", "--format=freeze", cwd=folder).split()
     assert {line.split("==")[0] for line in installed} <= {"pip", "setuptools"}
     return built
@@ -124,3 +138,40 @@ def test_the_repaired_wheel_works_with_numpy_alone(repaired: Path, tmp_path: Pat
     assert target in ("portable", "avx2", "avx512", "avx512_bf16", "amx", "neon")
     tried = run(python, "-I", "-m", "tandem.selftest", cwd=tmp_path, env=bare)
     assert "CPU          works: " in tried and "PyTorch      not tried: torch is not installed" in tried
+
+
+def test_the_wheel_says_whose_code_is_in_it(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    bill = json.loads(archive.read(f"tandem_attention-{VERSION}.dist-info/sboms/tandem.cdx.json"))
+    assert bill["bomFormat"] == "CycloneDX" and bill["metadata"]["component"]["version"] == VERSION
+    versions = {part["name"]: part["version"] for part in bill["components"]}
+    assert versions.keys() == {"fmt", "highway", "nanobind", "robin-map"}  # no jaxlib: pip's build has none
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in versions.values()), versions
+
+
+def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    """The same bytes, from a copy of the source in another folder, by a build of its own."""
+    backend = "import scikit_build_core.build as b, sys; print(b.build_sdist(sys.argv[1]))"
+    name = run(sys.executable, "-c", backend, tmp_path, cwd=ROOT).split()[-1]
+    assert name == f"tandem_attention-{VERSION}.tar.gz"
+    with tarfile.open(tmp_path / name) as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = tmp_path / name.removesuffix(".tar.gz")
+    assert (source / "tests" / "python" / "test_forward.py").exists()
+    (tmp_path / "again").mkdir()
+    again = build(wheel.parent / "venv" / "bin" / "python", source, tmp_path / "again")
+    assert again.name == wheel.name
+    first, second = zipfile.ZipFile(wheel), zipfile.ZipFile(again)
+    assert [n for n in first.namelist() if first.read(n) != second.read(n)] == []
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+def test_a_fresh_machine_runs_the_readme(repaired: Path, tmp_path: Path) -> None:
+    """The wheel alone in an environment, which finds PyTorch in this one, and no checkout."""
+    python = empty(tmp_path / "venv")
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", repaired, cwd=tmp_path)
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (site / "lent.pth").write_text(sysconfig.get_path("purelib"))
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    where = f"\nassert tandem.__file__.startswith({str(site)!r}), tandem.__file__\nprint(q.grad.shape)"
+    assert run(python, "-I", "-c", snippet + where, cwd=tmp_path).startswith("torch.Size([1, 512, 8, 64])")
