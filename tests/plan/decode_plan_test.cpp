@@ -215,17 +215,5 @@ TEST(ForwardPlan, PartsOfGroupedHeadsHaveAPlaceForEachRow) {
   EXPECT_EQ(work.combine_ctas, 2 * 8 * (16 / combine_rows) + 1);
 }
 
-TEST(ForwardPlan, NoMoreTilesAreMergedThanSharesEnd) {
-  const std::int32_t lengths[64] = {};
-  Problem p = grouped(4, 1);
-  p.seqused_k.data = lengths;
-  for (const auto& [batch, cut] : {std::pair{8, 8 * 8}, {64, 2 * 132}}) {
-    p.batch = batch;
-    const CallFacts facts(p);
-    const gpu::WorkDivision work = gpu::divide_work(facts.problem, choose_decode_config(facts), 132);
-    EXPECT_EQ(work.combine_ctas, cut * work.split_blocks + 1) << batch << " sequences";
-  }
-}
-
 }  // namespace
 }  // namespace tandem

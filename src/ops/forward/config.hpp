@@ -192,8 +192,8 @@ struct ForwardParams {
   // How CTAs, or clusters, share the line of key blocks (tile/split.cuh).
   short split_few_ctas;  ///< that share a short line: fewer than enough_blocks for each of split_ctas
   short split_least;     ///< blocks of a share, at least
-  int split_items;       ///< tiles of the line at most; with a split size, items with a place in part_out
-  int split_levels;      ///< with a split size: an item is merged_group^split_levels splits at most
+  int split_items;   ///< tiles that `combine` has CTAs for; with a split size, items with a place in part_out
+  int split_levels;  ///< with a split size: an item is merged_group^split_levels splits at most
 };
 
 /// f32 scales by (batch, KV head) of K or V; null data stands for 1. Any value, on the device.

@@ -261,12 +261,12 @@ WorkDivision divide_work(const Problem& p, const Config& config, int multiproces
     d.part_outputs = partial_outputs(tiling, d.ctas);
     d.part_sums = partial_sums(tiling, d.ctas);
     d.part_rows = as_int(TileRows(p, tiling).to_merge(p));
-    // Each of them searches for its tile: many tiles have few each. No more tiles are cut than shares end.
-    const std::int64_t cut = std::clamp<std::int64_t>(tiles, 1, std::max(d.ctas, 1));
+    // Each of them searches for its tile: many tiles have few each.
     const std::int64_t enough = std::int64_t{8} * multiprocessors;
-    d.split_blocks = as_int(std::clamp<std::int64_t>(enough / cut, 4, combine_ctas(tiling)));
+    d.split_blocks =
+        as_int(std::clamp<std::int64_t>(enough / std::max<std::int64_t>(tiles, 1), 4, combine_ctas(tiling)));
     d.split_blocks = std::min(d.split_blocks, std::max(d.part_rows, 1));
-    if (d.ctas > config.cluster()) d.combine_ctas = cut * d.split_blocks + 1;
+    if (d.ctas > config.cluster()) d.combine_ctas = tiles * d.split_blocks + 1;
   }
   // Sequences that overlap make the line longer than it can be otherwise: those launched share it even so.
   d.most_ctas = std::min(d.most_ctas, d.ctas / config.cluster());

@@ -275,18 +275,6 @@ TANDEM_DEVICE bool combine_splits(const ForwardParams& p, u32 number, int row) {
   return true;
 }
 
-/// Finds tile `number`, or where there are more tiles than shares the tile that share `number` is the first
-/// to end inside. False if there is none.
-template <typename Line>
-TANDEM_DEVICE bool locate_cut(Line& line, u32 total, u32 share, u32 number, tile::TileIndex& t, u32& start,
-                              u32& cost) {
-  if (line.p.split_items <= line.p.split_ctas) return line.locate_tile(number, t, start, cost);
-  const u32 end = (number + 1) * share;
-  if (end >= total) return false;
-  line.locate(end, t, start, cost);
-  return start / share == number;
-}
-
 /// Merges every `groups`-th row of a tile, from row `group` on, if CTAs have shared its keys.
 template <CombineConfig C>
 TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group, u32 groups) {
@@ -302,7 +290,7 @@ TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group,
   // Each CTA of a cluster has one tile of a pair.
   constexpr u32 cluster = static_cast<u32>(C.cluster());
   const u32 rank = number % cluster;
-  if (!locate_cut(line, length.total, share, number / cluster, t, start, cost)) return;
+  if (!line.locate_tile(number / cluster, t, start, cost)) return;
   if constexpr (C.pairs) t.head += static_cast<int>(rank);
   const u32 first = start / share;
   const u32 end = (start + cost - 1) / share + 1;
