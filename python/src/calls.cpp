@@ -132,6 +132,7 @@ nb::object run_tensors(const nb::tuple& inputs, const Options& options, bool ret
   ForwardArgs args;
   std::size_t next = 0;
   if (!read_tensors(args, input_fields, inputs, next)) return nb::none();
+  if (inputs[0].is_none() || inputs[1].is_none() || inputs[2].is_none()) return nb::none();  // q, k or v
   if (recording) {
     std::size_t last = 0, followed = 0;  // how many inputs there are up to the last one that is
     for (std::size_t i = 0; i < inputs.size(); ++i) {
