@@ -141,7 +141,8 @@ TEST(ForwardPlan, FewQueriesOfGroupedHeadsAreRowsOfOneTile) {
     p.window_right = 0;
     p.seqused_k.data = lengths;
     const auto c = choose(CallFacts(p));
-    EXPECT_TRUE(c.tiling.heads_as_rows && c.schedule.split && c.mask.causal);
+    EXPECT_TRUE(c.tiling.heads_as_rows && c.mask.causal);
+    EXPECT_TRUE(c.schedule.split || c.cluster() > 1);
     EXPECT_EQ(gpu::forward_tile_count(p, c.tiling), 2 * 8);
     p.window_right = -1;
     EXPECT_EQ(choose(CallFacts(p)), c) << "one kernel serves both masks";
@@ -215,5 +216,30 @@ TEST(ForwardPlan, PartsOfGroupedHeadsHaveAPlaceForEachRow) {
   EXPECT_EQ(work.combine_ctas, 2 * 8 * (16 / combine_rows) + 1);
 }
 
+/// docs/kernels/decode.md has the times that these follow.
+TEST(ForwardPlan, ClustersShareTheKeysOfATile) {
+  const std::int32_t lengths[128] = {};
+  const auto ctas = [&](std::int64_t batch, std::int64_t count, bool on_device) {
+    Problem p = grouped(4, 1);
+    p.batch = batch;
+    p.rows_k = count;
+    if (on_device) p.seqused_k.data = lengths;
+    const DecodeConfig c = choose_decode_config(CallFacts(p));
+    EXPECT_EQ(forward_objection(c), "");
+    EXPECT_FALSE(c.cluster() > 1 && c.schedule.split);
+    return c.cluster();
+  };
+  for (const bool on_device : {false, true}) {
+    EXPECT_EQ(ctas(1, 128, on_device), 1) << "two blocks";
+    EXPECT_EQ(ctas(1, 256, on_device), 4) << "a block each";
+    EXPECT_EQ(ctas(1, 8192, on_device), 8);
+    EXPECT_EQ(ctas(1, 32768, on_device), 1) << "64 CTAs do not read at the memory's rate";
+    EXPECT_EQ(ctas(4, 2048, on_device), 4);
+  }
+  EXPECT_EQ(ctas(8, 8192, false), 2);
+  EXPECT_EQ(ctas(64, 8192, false), 2);
+  EXPECT_EQ(ctas(128, 8192, false), 1) << "many tiles";
+  EXPECT_EQ(ctas(8, 8192, true), 1) << "one sequence may have all keys, and 16 CTAs";
+}
 }  // namespace
 }  // namespace tandem

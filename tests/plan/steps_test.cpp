@@ -89,14 +89,13 @@ TEST(Steps, MixedCallsFoldTheHeadsOfWhatIsDequantised) {
   args.k.dtype = args.v.dtype = DType::e4m3;
   args.k.stride[1] += 8;  // TMA cannot read it
   const gpu::Steps steps = steps_of(args);
-  EXPECT_EQ(kernels_of(steps), (Kernels{"dequantize", "decode", "combine"}));
+  EXPECT_EQ(kernels_of(steps), (Kernels{"dequantize", "decode"}));
   EXPECT_EQ(steps.problem.rows_q, 4);
   EXPECT_EQ(steps.problem.heads_q, 2);
   EXPECT_EQ(steps.problem.k.dtype, DType::bf16);
   EXPECT_EQ(steps.sources[gpu::index_of(gpu::Loaded::k)]->dtype, DType::e4m3);
   EXPECT_EQ(steps.maps[gpu::index_of(gpu::Loaded::v)]->region, Region::v);
-  // Keys and values, and two partial results of 16 rows for each of 32 CTAs: four tiles of 16 key blocks.
-  EXPECT_EQ(steps.workspace.bytes(), 2U * 2 * 1000 * 2 * 128 * 2 + 2 * 32 * 16 * (128 + 2) * 4);
+  EXPECT_EQ(steps.workspace.bytes(), 2U * 2 * 1000 * 2 * 128 * 2);  // keys and values
 }
 
 TEST(Steps, EightBitKeysOfFewQueriesAreReadInPlace) {

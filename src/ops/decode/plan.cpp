@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 
+#include "ops/forward/launch.hpp"
 #include "ops/forward/plan.hpp"
 
 namespace tandem {
@@ -11,9 +13,7 @@ namespace {
 
 constexpr const char* decoding = "16 rows hold all queries that share keys: reading these bounds the call";
 constexpr const char* clustered =
-    "few queries a sequence: the CTAs of a cluster share the keys of a tile, and merge what they have in "
-    "shared "
-    "memory";
+    "the CTAs of a cluster share a tile's keys, and merge what they have in shared memory";
 
 /// `shared`: by CTAs. Else a CTA has whole tiles. Heads as rows take the mask of causal calls in all, as in
 /// the forward kernel. An SM holds two CTAs if two stages fit into half of its memory.
@@ -27,10 +27,48 @@ DecodeConfig with_stages(DecodeConfig c, bool shared) {
   return c;
 }
 
+/// The largest power of two that is at most x, or 1.
+int power_up_to(std::int64_t x) {
+  return x < 1 ? 1 : static_cast<int>(std::bit_floor(static_cast<std::uint64_t>(x)));
+}
+
+/// CTAs of a cluster that share a tile's keys; 1: none (docs/kernels/decode.md has the numbers, of an H200).
+/// As many as give each multiprocessor one, and two where tiles are many.
+int cluster_of(const CallFacts& facts, const DecodeConfig& c) {
+  constexpr int most = 8;  // that every GPU with clusters takes
+  const Problem& p = facts.problem;
+  const std::int64_t tiles = gpu::forward_tile_count(p, c.tiling);
+  const int sms = facts.device.multiprocessors;
+  if (c.has_byte_keys() || c.tiling.head_dim_v > 128 || facts.keys < 256) return 1;
+  if (tiles == 0 || tiles >= 4 * sms) return 1;
+  const std::int64_t blocks = facts.keys / c.tiling.block_n;
+  const int ctas = std::min({most, std::max(2, power_up_to(sms / tiles)), power_up_to(blocks),
+                             power_up_to(c.tiling.head_dim_v / 4)});
+  // Shares of a line of all keys read them at the memory's rate, however long which of them is, and want a
+  // second kernel. Lengths that only the device knows may be those of one sequence: a cluster is to lose
+  // less by that than the second kernel takes.
+  constexpr double alone = 43e3;       // bytes a microsecond of one multiprocessor
+  constexpr double together = 4.1e6;   // of all
+  constexpr double second_kernel = 5;  // microseconds
+  const double at_once =
+      static_cast<double>(facts.mask.varlen ? tiles / std::max<std::int64_t>(p.batch, 1) : tiles);
+  const double bytes = at_once * static_cast<double>(facts.keys * (p.head_dim_qk + p.head_dim_v) * 2);
+  const bool is_enough =
+      bytes / std::min(at_once * ctas * alone, together) <= bytes / together + second_kernel;
+  return is_enough ? ctas : 1;
+}
+
+DecodeConfig with_cluster(DecodeConfig c, int ctas) {
+  c.schedule.cluster = ctas;
+  return with_stages(c, false);
+}
+
 }  // namespace
 
 DecodeConfig choose_decode_config(const CallFacts& facts) {
-  return with_stages(wanted_of<DecodeConfig>(facts), facts.shares_keys);
+  const auto c = wanted_of<DecodeConfig>(facts);
+  const int ctas = cluster_of(facts, c);
+  return ctas > 1 ? with_cluster(c, ctas) : with_stages(c, facts.shares_keys);
 }
 
 std::vector<DecodeConfig> shipped_decode_configs() {
@@ -42,6 +80,8 @@ std::vector<DecodeConfig> shipped_decode_configs() {
         c.mask.causal = causal;
         if (heads_as_rows && !causal) continue;
         for (const bool shared : {false, true}) configs.push_back(with_stages(c, shared));
+        if (c.has_byte_keys() || c.tiling.head_dim_v > 128 || heads_as_rows != causal) continue;
+        for (const int ctas : {2, 4, 8}) configs.push_back(with_cluster(c, ctas));
       }
     }
   });
