@@ -348,13 +348,15 @@ def loss() -> str:
 
 
 def host() -> str:
-    us = result(H2H)["host_us"]
-    (ours, recorded, both), (theirs, their_recorded, their_both) = us["tandem"], us["sdpa"]
+    us = result("python-overhead-h200")["us"]
+    ways = ("", ", recorded", ", forward and backward")
+    ours, recorded, both = (us["flash_attn_func" + way] for way in ways)
+    theirs, their_recorded, their_both = (us["sdpa" + way] for way in ways)
     h100 = result("python-overhead-h100")["us"]["flash_attn_func"]
     return (
-        f"A forward call from Python takes {ours:g} us of the host's time beside that H200 (goal: 15; "
-        f"{h100:.0f} on the H100's host), sdpa's {theirs:g}; recorded for a backward pass {recorded:g} and "
-        f"{their_recorded:g}, forward and backward {both:g} and {their_both:g}."
+        f"A forward call from Python takes {ours:.1f} us of the host's time beside an H200 (goal: 15; "
+        f"{h100:.0f} on the H100's host), sdpa's {theirs:.1f}; recorded for a backward pass {recorded:.1f} and "
+        f"{their_recorded:.1f}, forward and backward {both:.0f} and {their_both:.0f}."
     )
 
 
@@ -370,9 +372,8 @@ def xeon() -> str:
             f"{harness.ratio(harness.geometric_mean(shares))} ({harness.ratio(min(shares))} at least)"
         )
     return (
-        f"**On an Intel CPU with AMX** forward in bf16 runs on the matrix unit, with {said['forward']} of "
-        f"PyTorch's rate ([by cell](results/cpu.md#with-a-matrix-unit)). The backward pass had "
-        f"{said['backward']} in f32; it runs on the unit since, which has not been measured."
+        f"**On an Intel CPU with AMX** bf16 runs on the matrix unit, forward with {said['forward']} of PyTorch's "
+        f"rate, backward with {said['backward']} ([by cell](results/cpu.md#with-a-matrix-unit))."
     )
 
 
