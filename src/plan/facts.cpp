@@ -96,17 +96,16 @@ bool shares_keys(const CallFacts& f, double tiles) {
   const double multiprocessors = f.device.multiprocessors;
   if (f.keys < worth_sharing || tiles >= 4 * multiprocessors) return false;
   if (f.mask.varlen) return true;
-  // Bytes a microsecond of one multiprocessor. It widens keys of 8 bits more slowly than memory brings them.
-  const double alone = p.mixed() && f.decodes ? 22e3 : 43e3;
-  constexpr double together = 4.1e6;  // all of them
-  constexpr double combining = 7;     // microseconds
+  // A multiprocessor widens keys of 8 bits more slowly than memory brings them.
+  const double alone = p.mixed() && f.decodes ? 22e3 : bytes_alone;
+  constexpr double combining = 7;  // microseconds
   const double bytes =
       static_cast<double>(f.keys * (p.head_dim_qk + p.head_dim_v)) * static_cast<double>(size_of(p.k.dtype));
-  const double shared = tiles * bytes / together + combining;
+  const double shared = tiles * bytes / bytes_together + combining;
   if (f.decodes) {
     const double ctas = 2 * multiprocessors;  // whose tiles the last round may leave some without
     const double at_once = std::min(tiles, ctas);
-    return shared < std::ceil(tiles / ctas) * bytes / std::min(alone, together / at_once);
+    return shared < std::ceil(tiles / ctas) * bytes / std::min(alone, bytes_together / at_once);
   }
   return shared < std::ceil(tiles / multiprocessors) * bytes / alone && tiles < multiprocessors;
 }

@@ -19,6 +19,10 @@ constexpr int few = 64;
 constexpr int hopper_shared_bytes_per_sm = 228 * 1024;
 constexpr int reserved_shared_bytes = 1024;
 
+/// Bytes a microsecond that one multiprocessor reads, and all of them together (an H200's).
+constexpr double bytes_alone = 43e3;
+constexpr double bytes_together = 4.1e6;
+
 /// What plans depend on of a GPU. By default the one that the shipped set is chosen for, an H100 or H200.
 struct DeviceFacts {
   const gpu::DeviceProperties* properties = nullptr;  ///< null of the default alone

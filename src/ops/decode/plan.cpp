@@ -47,14 +47,12 @@ int cluster_of(const CallFacts& facts, const DecodeConfig& c) {
   // Shares of a line of all keys read them at the memory's rate, however long which of them is, and want a
   // second kernel. Lengths that only the device knows may be those of one sequence: a cluster is to lose
   // less by that than the second kernel takes.
-  constexpr double alone = 43e3;       // bytes a microsecond of one multiprocessor
-  constexpr double together = 4.1e6;   // of all
   constexpr double second_kernel = 5;  // microseconds
   const double at_once =
       static_cast<double>(facts.mask.varlen ? tiles / std::max<std::int64_t>(p.batch, 1) : tiles);
   const double bytes = at_once * static_cast<double>(facts.keys * (p.head_dim_qk + p.head_dim_v) * 2);
-  const bool is_enough =
-      bytes / std::min(at_once * ctas * alone, together) <= bytes / together + second_kernel;
+  const bool is_enough = bytes / std::min(at_once * ctas * bytes_alone, bytes_together) <=
+                         bytes / bytes_together + second_kernel;
   return is_enough ? ctas : 1;
 }
 

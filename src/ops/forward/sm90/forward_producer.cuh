@@ -239,8 +239,10 @@ struct ForwardLoader {
   }
   static TANDEM_DEVICE int lane() { return static_cast<int>(ptx::thread_index()) % warp_size; }
   TANDEM_DEVICE ptx::CacheHint hint() const {
-    return tile::hint_of < C.schedule.split || (sharing_ctas<C> > 1), C.tiling,
-           C.pairs ? 2 : 1 > (p, t.index);
+    constexpr int sharing = sharing_ctas<C>;
+    constexpr bool shared_keys = C.schedule.split || sharing > 1;
+    constexpr int tiles_at_once = C.pairs ? 2 : 1;
+    return tile::hint_of<shared_keys, C.tiling, tiles_at_once>(p, t.index);
   }
   /// Loads Q; the first K follows Q of the first warpgroup.
   TANDEM_DEVICE void load_q() {
@@ -291,7 +293,8 @@ TANDEM_DEVICE void begin_forward(const ForwardParams& p, Shared& shared, Forward
       tile::clear_unfilled<C.tiling>(q, p, static_cast<int>(ptx::thread_index()), C.threads());
     }
   }
-  if constexpr (sharing_ctas < C >> 1) {
+  constexpr int sharing = sharing_ctas<C>;
+  if constexpr (sharing > 1) {
     ptx::sync_block();
     ptx::arrive_cluster();  // waited for where the CTAs meet
   } else {
