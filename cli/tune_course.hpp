@@ -64,7 +64,7 @@ RaceOutput race_output(const char* name, DType dtype, std::int64_t elements);
 
 /// What the shape decides, or the problem's features.
 constexpr std::string_view fixed_fields[] = {"element", "head_dim_qk", "head_dim_v", "causal",
-                                             "local",   "transform",   "softcap",    "varlen"};
+                                             "local",   "transform",   "varlen"};
 
 /// `planned`, and every combination of `fields` on top of it that has no `objection`. Throws Error
 /// (invalid_argument) for fixed_fields, and where more than `most` are legal.

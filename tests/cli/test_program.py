@@ -78,7 +78,7 @@ def test_version(run):
         (["tune", "--block-n", "112,x"], "x is no value of the Config's field block_n"),
         (["tune", "--pass", "backward", "--pingpong", "2"], "2 is no value of the Config"),
         (["tune", "--pass", "backward", "--stages", "2"], "the Config has no field stages"),
-        (["tune", "--pass", "backward", "--causal", "no", "--softcap", "1"], "softcap follows from"),
+        (["tune", "--pass", "backward", "--causal", "no", "--transform", "1"], "transform follows from"),
         (["tune", "--head-dim", "65"], "--head-dim is 65"),
         (["tune", "--dtype", "f32"], "--dtype is f32"),
         (["tune", "--block-n", "64,80,96,112,128", "--stages", "2,3", "--most", "3"], "--most"),

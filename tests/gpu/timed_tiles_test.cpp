@@ -129,7 +129,7 @@ struct EightBitTile {
   int head_dim;
   bool causal;
   std::int64_t rows;
-  int block_m, parts;
+  int block_m, slices;
   bool overlap, pingpong;
 };
 
@@ -166,7 +166,7 @@ TEST_P(TimedEightBitTiles, FollowTheRecipeInTheLastRows) {
   const EightBitConfig config =
       choose_eight_bit_config(CallFacts(make_problem(call.forward_args())), recipe_of(tile.precision, false));
   ASSERT_EQ(config.tiling.block_m, tile.block_m);
-  ASSERT_EQ(config.parts, tile.parts);
+  ASSERT_EQ(config.slices, tile.slices);
   ASSERT_EQ(config.schedule.overlap, tile.overlap);
   ASSERT_EQ(config.schedule.pingpong, tile.pingpong);
   if (const std::string why = why_no_gpu(); !why.empty()) GTEST_SKIP() << why;
