@@ -355,8 +355,8 @@ def host() -> str:
     h100 = result("python-overhead-h100")["us"]["flash_attn_func"]
     return (
         f"A forward call from Python takes {ours:.1f} us of the host's time beside an H200 (goal: 15; "
-        f"{h100:.0f} on the H100's host), sdpa's {theirs:.1f}; recorded for a backward pass {recorded:.1f} and "
-        f"{their_recorded:.1f}, forward and backward {both:.0f} and {their_both:.0f}."
+        f"{h100:.0f} on the H100's host), sdpa's {theirs:.1f}; recorded for a backward pass {recorded:.1f} "
+        f"and {their_recorded:.1f}, forward and backward {both:.0f} and {their_both:.0f}."
     )
 
 
@@ -372,8 +372,8 @@ def xeon() -> str:
             f"{harness.ratio(harness.geometric_mean(shares))} ({harness.ratio(min(shares))} at least)"
         )
     return (
-        f"**On an Intel CPU with AMX** bf16 runs on the matrix unit, forward with {said['forward']} of PyTorch's "
-        f"rate, backward with {said['backward']} ([by cell](results/cpu.md#with-a-matrix-unit))."
+        f"**On an Intel CPU with AMX** bf16 runs on the matrix unit, forward with {said['forward']} of "
+        f"PyTorch's rate, backward with {said['backward']} ([by cell](results/cpu.md#with-a-matrix-unit))."
     )
 
 
