@@ -222,8 +222,16 @@ def test_a_step(vllm: Any, feature: str, dtype: torch.dtype) -> None:
         ((2, 2, 2), ["dense"]),
         ((9, 1), ["packed"]),
         ((1, 0, 0), ["packed"]),
+        ((0, 12), ["packed", "dense"]),
     ],
-    ids=["steps and prompts", "even steps and a prompt", "drafts", "a prompt first", "padding"],
+    ids=[
+        "steps and prompts",
+        "even steps and a prompt",
+        "drafts",
+        "a prompt first",
+        "padding",
+        "no token and a prompt",
+    ],
 )
 def test_steps_and_prompts_are_calls_of_their_own(
     vllm: Any, monkeypatch: pytest.MonkeyPatch, new: tuple[int, ...], calls: list[str]

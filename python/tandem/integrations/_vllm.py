@@ -79,7 +79,7 @@ def some_requests(given: Any, first: int, last: int) -> Requests:
     begin = int(starts[0])
     end = given.num_actual_tokens if last == given.num_reqs else int(starts[-1])
     each, rest = divmod(end - begin, last - first)
-    equal = rest == 0 and bool((starts.diff() == each).all())
+    equal = each > 0 and rest == 0 and bool((starts.diff() == each).all())
     members = slice(first, last)
     return Requests(
         rows=slice(begin, end),
