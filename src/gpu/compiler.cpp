@@ -103,9 +103,8 @@ class Program {
 
  private:
   void require(Nvrtc::Result result, const char* call) const {
-    if (result == 0) return;
-    count_error(Status::runtime, call);
-    throw Error(Status::runtime, fmt::format("{}: {}", call, nvrtc_.get_error_string(result)));
+    if (result != 0)
+      fail_by(call, Status::runtime, fmt::format("{}: {}", call, nvrtc_.get_error_string(result)));
   }
 
   const Nvrtc& nvrtc_;
@@ -132,10 +131,8 @@ bool is_virtual(std::string_view architecture) {
 }  // namespace
 
 const CompilerInfo& compiler() {
-  if (!opened().nvrtc.objection.empty()) {
-    count_error(Status::unsupported, "a kernel that is not there needs NVRTC");
-    throw Error(Status::unsupported, opened().nvrtc.objection);
-  }
+  if (!opened().nvrtc.objection.empty())
+    fail_by("a kernel that is not there needs NVRTC", Status::unsupported, opened().nvrtc.objection);
   return opened().info;
 }
 

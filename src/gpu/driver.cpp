@@ -116,10 +116,7 @@ const Loaded& loaded_driver() {
 
 const Driver& driver() {
   const Loaded& loaded = loaded_driver();
-  if (!loaded.objection.empty()) {
-    count_error(loaded.status, "a call on a GPU needs its driver");
-    throw Error(loaded.status, loaded.objection);
-  }
+  if (!loaded.objection.empty()) fail_by("a call on a GPU needs its driver", loaded.status, loaded.objection);
   return loaded.table;
 }
 
@@ -130,8 +127,7 @@ std::string why_no_driver() {
 void check(abi::Result result, const char* call) {
   if (result == abi::success) return;
   const Status status = result == abi::error_out_of_memory ? Status::out_of_memory : Status::runtime;
-  count_error(status, call);
-  throw Error(status, fmt::format("{}: {}", call, text_of(loaded_driver().table, result)));
+  fail_by(call, status, fmt::format("{}: {}", call, text_of(loaded_driver().table, result)));
 }
 
 }  // namespace tandem::gpu

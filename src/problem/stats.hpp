@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 #include <utility>
 
 #include "tandem/error.hpp"
@@ -53,11 +54,17 @@ void send_event(const Event& event) noexcept;
 /// `ticks` as nanoseconds.
 std::uint64_t nanoseconds_of(std::uint64_t ticks) noexcept;
 
+/// Throws an Error, counted by a rule that is not its message's format.
+[[noreturn]] inline void fail_by(const char* rule, Status status, const std::string& message) {
+  count_error(status, rule);
+  throw Error(status, message);
+}
+
 /// Throws an Error, counted by its rule: the format, which says what to do, too.
 template <typename... Values>
 [[noreturn]] void fail(Status status, fmt::format_string<Values...> rule, Values&&... values) {
-  count_error(status, static_cast<fmt::string_view>(rule).data());
-  throw Error(status, fmt::format(rule, std::forward<Values>(values)...));
+  fail_by(static_cast<fmt::string_view>(rule).data(), status,
+          fmt::format(rule, std::forward<Values>(values)...));
 }
 
 }  // namespace tandem
