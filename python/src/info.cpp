@@ -60,10 +60,18 @@ nb::dict described_devices() {
 
 nb::dict stats_info() {
   const auto text = [](std::string_view view) { return nb::str(view.data(), view.size()); };
+  const auto rows_of = [](const auto& counted, const auto& write) {
+    nb::list rows;
+    for (const auto& one : counted) {
+      nb::dict row;
+      write(row, one);
+      rows.append(row);
+    }
+    return rows;
+  };
   const Stats all = stats();
-  nb::list calls;
-  for (const CallStats& c : all.calls) {
-    nb::dict row;
+  nb::dict info;
+  info["calls"] = rows_of(all.calls, [&](nb::dict& row, const CallStats& c) {
     row["operation"] = text(c.operation);
     row["backend"] = text(c.backend);
     row["family"] = text(c.family);
@@ -73,28 +81,17 @@ nb::dict stats_info() {
     row["bytes"] = c.bytes;
     row["operations"] = c.operations;
     row["workspace_peak"] = c.workspace_peak;
-    calls.append(row);
-  }
-  nb::list kernels;
-  for (const KernelStats& k : all.kernels) {
-    nb::dict row;
+  });
+  info["kernels"] = rows_of(all.kernels, [&](nb::dict& row, const KernelStats& k) {
     row["origin"] = text(k.origin);
     row["kernels"] = k.kernels;
     row["nanoseconds"] = k.nanoseconds;
-    kernels.append(row);
-  }
-  nb::list errors;
-  for (const ErrorStats& e : all.errors) {
-    nb::dict row;
+  });
+  info["errors"] = rows_of(all.errors, [&](nb::dict& row, const ErrorStats& e) {
     row["status"] = text(e.status);
     row["rule"] = text(e.rule);
     row["errors"] = e.errors;
-    errors.append(row);
-  }
-  nb::dict info;
-  info["calls"] = calls;
-  info["kernels"] = kernels;
-  info["errors"] = errors;
+  });
   return info;
 }
 
