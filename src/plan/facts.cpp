@@ -92,9 +92,8 @@ bool shares_splits(const CallFacts& f, double tiles) {
 /// many.
 bool shares_keys(const CallFacts& f, double tiles) {
   const Problem& p = f.problem;
-  constexpr int worth_sharing = 256;  // keys
   const double multiprocessors = f.device.multiprocessors;
-  if (f.keys < worth_sharing || tiles >= 4 * multiprocessors) return false;
+  if (f.keys < worth_sharing || tiles >= busy_tiles * multiprocessors) return false;
   if (f.mask.varlen) return true;
   // A multiprocessor widens keys of 8 bits more slowly than memory brings them.
   const double alone = p.mixed() && f.decodes ? 22e3 : bytes_alone;

@@ -19,6 +19,11 @@ constexpr int few = 64;
 constexpr int hopper_shared_bytes_per_sm = 228 * 1024;
 constexpr int reserved_shared_bytes = 1024;
 
+/// Keys from which it is worth that CTAs share those of a tile, and tiles a multiprocessor from which it is
+/// not, since whole tiles keep it busy.
+constexpr int worth_sharing = 256;
+constexpr int busy_tiles = 4;
+
 /// Bytes a microsecond that one multiprocessor reads, and all of them together (an H200's).
 constexpr double bytes_alone = 43e3;
 constexpr double bytes_together = 4.1e6;

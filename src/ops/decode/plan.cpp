@@ -39,8 +39,8 @@ int cluster_of(const CallFacts& facts, const DecodeConfig& c) {
   const Problem& p = facts.problem;
   const std::int64_t tiles = gpu::forward_tile_count(p, c.tiling);
   const int sms = facts.device.multiprocessors;
-  if (c.has_byte_keys() || c.tiling.head_dim_v > 128 || facts.keys < 256) return 1;
-  if (tiles == 0 || tiles >= 4 * sms) return 1;
+  if (c.has_byte_keys() || c.tiling.head_dim_v > 128 || facts.keys < worth_sharing) return 1;
+  if (tiles == 0 || tiles >= busy_tiles * sms) return 1;
   const std::int64_t blocks = facts.keys / c.tiling.block_n;
   const int ctas = std::min({most, std::max(2, power_up_to(sms / tiles)), power_up_to(blocks),
                              power_up_to(c.tiling.head_dim_v / 4)});
