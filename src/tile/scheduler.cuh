@@ -255,9 +255,12 @@ TANDEM_DEVICE void locate_keys(const ForwardParams& p, TileIndex& t) {
   if (!exists) t.seqlen_k = 0;
 }
 
-/// The keys of the tile's sequence. All lanes of a warp call.
+/// The rows `q` of the tile's sequence, and its keys. All lanes of a warp call.
 template <KeySource keys>
-TANDEM_DEVICE void locate_sequence(const ForwardParams& p, TileIndex& t) {
+TANDEM_DEVICE void locate_sequence(const ForwardParams& p, const SequenceRows& q, TileIndex& t) {
+  t.begin_q = q.begin;
+  t.seqlen_q = q.used;
+  t.end_q = q.end - q.begin;
   const SequenceRows k =
       other_side({p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k}, t.batch);
   t.begin_k = k.begin;
@@ -283,10 +286,7 @@ struct VarlenTiles {
     t.batch = b.batch;
     t.head = b.head;
     t.m = b.blocks - 1 - b.block;
-    t.begin_q = b.rows.begin;
-    t.seqlen_q = b.rows.used;
-    t.end_q = b.rows.end - b.rows.begin;
-    locate_sequence<keys>(p, t);
+    locate_sequence<keys>(p, b.rows, t);
     return true;
   }
 };

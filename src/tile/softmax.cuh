@@ -70,6 +70,10 @@ struct OnlineSoftmax {
   static TANDEM_DEVICE float shift(float reference) {
     return reference == -ptx::infinity() ? 0.0F : reference;
   }
+  /// What exponentials to one reference are multiplied by for another that is not below it.
+  static TANDEM_DEVICE float rescaled(float reference, float moved) {
+    return ptx::exp2(reference - shift(moved));
+  }
 
   /// From here on the reference's rounding, which every exponent of the row has in it, may exceed 4, and soon
   /// what 2^x has room for in 16 bits, or at all.
@@ -117,7 +121,7 @@ struct OnlineSoftmax {
     for (int h = 0; h < 2; ++h) {
       const float m = largest_of_quad(ptx::fmax(ptx::fmax(a[h][0], a[h][1]), ptx::fmax(a[h][2], a[h][3])));
       const float moved = ptx::fmax(reference[h], m * scale_log2);
-      rescale[h] = ptx::exp2(reference[h] - shift(moved));
+      rescale[h] = rescaled(reference[h], moved);
       reference[h] = moved;
     }
   }

@@ -197,11 +197,7 @@ struct ClusterQueryTiles {
     const int within = number - t.batch * tiles;
     t.head = within / p.m_blocks;
     t.m = within - t.head * p.m_blocks;
-    const SequenceRows q = sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, t.batch);
-    t.begin_q = q.begin;
-    t.seqlen_q = q.used;
-    t.end_q = q.end - q.begin;
-    locate_sequence<keys>(p, t);
+    locate_sequence<keys>(p, sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, t.batch), t);
     return true;
   }
 };

@@ -86,7 +86,7 @@ struct ClusterMerge {
     Merged all{{{top, 0.0F}}, {0.0F, 0.0F}};
 #pragma unroll
     for (int c = 0; c < Parts::ctas; ++c) {
-      const float weight = ptx::exp2(sums[c].x - tile::OnlineSoftmax::shift(top));
+      const float weight = tile::OnlineSoftmax::rescaled(sums[c].x, top);
       all.row.sum = ptx::fma(sums[c].y, weight, all.row.sum);
       const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(&from.out[c][row][col]));
       all.out = {ptx::fma(x, weight, all.out.x), ptx::fma(y, weight, all.out.y)};

@@ -110,8 +110,8 @@ struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row
     tile::RowSum all{{reference_of(row), 0.0F}};
 #pragma unroll
     for (int w = 0; w < decode_warps; ++w) {
-      const float worth = ptx::exp2(ptx::load_shared(&shared.exchange.reference[w][row]) -
-                                    tile::OnlineSoftmax::shift(all.reference));
+      const float worth =
+          tile::OnlineSoftmax::rescaled(ptx::load_shared(&shared.exchange.reference[w][row]), all.reference);
       all.sum = ptx::fma(ptx::load_shared(&shared.exchange.sum[w][row]), worth, all.sum);
     }
     return all;

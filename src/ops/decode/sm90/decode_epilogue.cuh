@@ -16,7 +16,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, float (&o)
   float weight[2];  // of what this warp has
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    weight[h] = ptx::exp2(softmax.reference[h] - tile::OnlineSoftmax::shift(reference_of(position.row(h))));
+    weight[h] = tile::OnlineSoftmax::rescaled(softmax.reference[h], reference_of(position.row(h)));
   }
   float value_scale = 0.0F;
   if constexpr (C.has_byte_keys()) {
