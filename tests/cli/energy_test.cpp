@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "harness/temporary_folder.hpp"
+
 namespace tandem::bench {
 namespace {
 
@@ -34,13 +36,6 @@ TEST(GpuEnergy, SaysWhyThereIsNone) {
 
 class CpuEnergy : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "tandem-powercap-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder = pattern;
-  }
-  void TearDown() override { fs::remove_all(folder); }
-
   void zone(const std::string& directory, const std::string& name, const std::string& microjoules) const {
     fs::create_directories(folder / directory);
     std::ofstream(folder / directory / "name") << name << "\n";
@@ -48,7 +43,8 @@ class CpuEnergy : public testing::Test {
     std::ofstream(folder / directory / "energy_uj") << microjoules << "\n";
   }
 
-  fs::path folder;
+  harness::TemporaryFolder temporary;
+  const fs::path& folder = temporary.path();
 };
 
 TEST_F(CpuEnergy, AddsPackagesAndMemoryAndCountsPastTheirRange) {

@@ -12,6 +12,7 @@
 #include "files/npy.hpp"
 #include "files/safetensors.hpp"
 #include "files/source.hpp"
+#include "harness/temporary_folder.hpp"
 
 namespace tandem::files {
 namespace {
@@ -59,17 +60,12 @@ std::string npy_error(const std::string& content, std::optional<DType> stored_as
 
 class Files : public ::testing::Test {
  protected:
-  void SetUp() override {
-    char name[] = "/tmp/tandem_files_XXXXXX";
-    ASSERT_NE(::mkdtemp(name), nullptr);
-    directory_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
   [[nodiscard]] std::string path(const std::string& name) const { return (directory_ / name).string(); }
   [[nodiscard]] std::size_t count() const {
     return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(directory_), {}));
   }
-  std::filesystem::path directory_;
+  harness::TemporaryFolder temporary_;
+  const std::filesystem::path& directory_ = temporary_.path();
 };
 
 #define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)

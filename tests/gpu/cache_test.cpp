@@ -19,6 +19,7 @@
 #include "gpu/kernels.hpp"
 #include "harness/error_of.hpp"
 #include "harness/runbook.hpp"
+#include "harness/temporary_folder.hpp"
 #include "tandem/log.hpp"
 #include "tandem/stats.hpp"
 
@@ -42,13 +43,6 @@ bool same(const CompiledKernel& a, const CompiledKernel& b) {
 
 class Cache : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "tandem-cache-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory = pattern;
-  }
-  void TearDown() override { fs::remove_all(directory); }
-
   [[nodiscard]] std::string read(const fs::path& file) const {
     std::ifstream in(file, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
@@ -60,7 +54,8 @@ class Cache : public testing::Test {
     return std::distance(fs::directory_iterator(directory), fs::directory_iterator());
   }
 
-  fs::path directory;
+  harness::TemporaryFolder temporary;
+  const fs::path& directory = temporary.path();
 };
 
 /// Runs f in a child process; true if it returns true there.

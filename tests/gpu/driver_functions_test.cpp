@@ -10,6 +10,7 @@
 #include "driver_fixture.hpp"
 #include "gpu/cache.hpp"
 #include "gpu/launch.hpp"
+#include "harness/temporary_folder.hpp"
 #include "ops/forward/launch.hpp"
 
 namespace tandem::gpu {
@@ -20,16 +21,10 @@ class FunctionKernels : public FakeDriver {
   void SetUp() override {
     FakeDriver::SetUp();
     if (IsSkipped()) return;
-    std::string pattern = (std::filesystem::temp_directory_path() / "tandem-functions-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory = pattern;
     setenv("TANDEM_CACHE_DIR", directory.c_str(), 1);
     driver->calls.clear();
   }
-  void TearDown() override {
-    unsetenv("TANDEM_CACHE_DIR");
-    if (!directory.empty()) std::filesystem::remove_all(directory);
-  }
+  void TearDown() override { unsetenv("TANDEM_CACHE_DIR"); }
 
   /// The Config of the `n`-th function, whose kernel is then on the disk.
   ForwardConfig on_disk(int n) const {
@@ -50,7 +45,8 @@ class FunctionKernels : public FakeDriver {
   }
 
   const Function function = Function::parse("add(s, 1.0)", Function::Kind::score);
-  std::filesystem::path directory;
+  harness::TemporaryFolder temporary;
+  const std::filesystem::path& directory = temporary.path();
 };
 
 constexpr int most = static_cast<int>(most_function_kernels);
