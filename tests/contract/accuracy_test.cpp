@@ -10,14 +10,8 @@ TEST(ContractAccuracy, ForwardAndBackwardWithinTheRule) {
   for (const DType dtype : float_dtypes) {
     for (const std::int64_t d : {64, 128}) {
       for (const bool causal : {false, true}) {
-        Case c = plain_case(dtype);
-        c.batch = 1;
-        c.heads_q = 2;
-        c.heads_kv = 1;
-        c.head_dim_qk = c.head_dim_v = d;
-        c.seqlen_q = c.seqlen_k = 515;
-        c.options.causal = causal;
-        c.threads = 2;
+        Case c = with(plain_case(dtype), {.batch = 1, .heads_q = 2, .heads_kv = 1, .head_dim = d});
+        change(c, {.seqlen = 515, .causal = causal, .threads = 2});
         run_everywhere(c);
       }
     }
@@ -26,23 +20,14 @@ TEST(ContractAccuracy, ForwardAndBackwardWithinTheRule) {
 
 TEST(ContractAccuracy, GradientThroughTheLse) {
   for (const DType dtype : float_dtypes) {
-    Case c = plain_case(dtype);
-    c.dlse = true;
-    c.sink = true;
-    c.options.softcap = 3.0F;
-    run_everywhere(c);
+    run_everywhere(with(plain_case(dtype), {.softcap = 3.0F, .sink = true, .dlse = true}));
   }
 }
 
 TEST(ContractAccuracy, LongRows) {
   for (const DType dtype : float_dtypes) {
-    Case c = plain_case(dtype);
-    c.batch = 1;
-    c.heads_q = 2;
-    c.heads_kv = 1;
-    c.seqlen_q = 17;
-    c.seqlen_k = 9001;
-    c.options.causal = true;
+    Case c = with(plain_case(dtype), {.batch = 1, .heads_q = 2, .heads_kv = 1, .seqlen_q = 17});
+    change(c, {.seqlen_k = 9001, .causal = true});
     run_everywhere(c);
   }
 }
@@ -50,10 +35,7 @@ TEST(ContractAccuracy, LongRows) {
 TEST(ContractAccuracy, OutliersAmongTheInputs) {
   // The paper's distribution: N(0, 1) + N(0, 100) * Bernoulli(0.001).
   for (const DType dtype : {DType::f16, DType::bf16}) {
-    Case c = plain_case(dtype);
-    c.batch = 1;
-    c.seqlen_q = c.seqlen_k = 256;
-    Call call(c);
+    Call call(with(plain_case(dtype), {.batch = 1, .seqlen = 256}));
     Random random(5);
     for (Box* box : {&call.q, &call.k, &call.v}) {
       for (std::int64_t n = 0; n < box->numel(); ++n) {

@@ -150,26 +150,18 @@ void expect_no_allocation(const Case& c) {
 TEST(Contract14_NoAllocation, WithAWorkspace) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
     for (const bool deterministic : {false, true}) {
-      Case c = plain_case(dtype);
-      c.options.deterministic = deterministic;
+      Case c = with(plain_case(dtype), {.deterministic = deterministic});
       expect_no_allocation(c);
-      c.options.causal = c.sink = c.dlse = true;
-      c.options.softcap = 2.0F;
+      change(c, {.softcap = 2.0F, .causal = true, .sink = true, .dlse = true});
       expect_no_allocation(c);
     }
     expect_no_allocation(varlen_case(dtype, {40, 0, 90}));
-    Case decode = plain_case(dtype);
-    decode.seqlen_q = 1;
-    decode.seqlen_k = 2000;
-    expect_no_allocation(decode);
-    Case functions = plain_case(dtype);
-    functions.score_function = "add(s, mul(t0[h], real(sub(k, q))))";
+    expect_no_allocation(with(plain_case(dtype), {.seqlen_q = 1, .seqlen_k = 2000}));
+    Case functions = with(plain_case(dtype), {.score_function = "add(s, mul(t0[h], real(sub(k, q))))"});
     functions.mask_function = "ne(t1[q], t1[k])";
     functions.captured = {{.shape = {4}}, {.dtype = DType::i32, .shape = {200}, .high = 3}};
     expect_no_allocation(functions);
-    Case padded = plain_case(dtype);
-    padded.head_dim_qk = padded.head_dim_v = 50;
-    expect_no_allocation(padded);
+    expect_no_allocation(with(plain_case(dtype), {.head_dim = 50}));
   }
 }
 

@@ -12,20 +12,14 @@ const std::vector<DType> sixteen_bits{DType::f16, DType::bf16};
 /// Three sequences, causal or not: of equal lengths, packed, or in pages.
 enum class Layout3 { dense, packed, pages };
 Case three(DType dtype, Layout3 layout, std::int64_t seqlen_q) {
-  Case c = plain_case(dtype);
-  c.batch = 3;
-  c.seqlen_q = seqlen_q;
+  Case c = with(plain_case(dtype), {.batch = 3, .seqlen_q = seqlen_q});
   c.causal_by_sequence = {1, 0, 1};
   if (layout == Layout3::packed) {
-    c.packed_q = c.packed_k = true;
-    c.lengths_q = {seqlen_q, seqlen_q / 2, 1};
-    c.lengths_k = {100, seqlen_q / 2, 33};
-    c.slack_q = c.slack_k = 3;
+    change(c, {.packed = true, .lengths_q = {seqlen_q, seqlen_q / 2, 1}});
+    change(c, {.lengths_k = {100, seqlen_q / 2, 33}, .slack_q = 3, .slack_k = 3});
   }
   if (layout == Layout3::pages) {
-    c.page_size = 16;
-    c.seqlen_k = 144;
-    c.used_k = {141, 16, 97};
+    change(c, {.seqlen_k = 144, .used_k = {141, 16, 97}, .page_size = 16});
   }
   return c;
 }
@@ -61,8 +55,7 @@ TEST(Contract04_BySequence, CausalAndNotInOneCall) {
 TEST(Contract04_BySequence, WithWindows) {
   for (const DType dtype : float_dtypes) {
     for (const Layout3 layout : layouts) {
-      Case c = three(dtype, layout, 40);
-      c.options.window_left = 20;
+      Case c = with(three(dtype, layout, 40), {.window_left = 20});
       run_everywhere(c);
       c.options.window_right = 9;
       run_everywhere(c);
@@ -88,8 +81,7 @@ TEST(Contract04_BySequence, AnyNumberButZeroIsCausal) {
 TEST(Contract04_BySequence, QueriesThatSeeNoKey) {
   for (const DType dtype : float_dtypes) {
     for (const bool sink : {false, true}) {
-      Case c = three(dtype, Layout3::pages, 70);
-      c.used_k = {30, 30, 0};
+      Case c = with(three(dtype, Layout3::pages, 70), {.used_k = {30, 30, 0}});
       c.causal_by_sequence = {1, 0, 1};
       c.sink = sink;
       run_everywhere(c);
@@ -108,8 +100,7 @@ TEST(Contract04_BySequence, WithEveryFeature) {
     c.metadata = random.pick({DType::i32, DType::i64});
     c.f32_out = c.dtype != DType::f32 && random.chance(0.5);
     if (c.page_size > 0 && random.chance(0.3)) {
-      c.key_dtype = DType::e4m3;
-      c.head_dim_qk = c.head_dim_v = 64;
+      change(c, {.key_dtype = DType::e4m3, .head_dim = 64});
     }
     run_everywhere(c);
   }
@@ -119,9 +110,7 @@ TEST(Contract04_BySequence, WithEveryFeature) {
 TEST(Contract16_BySequence, BitsOfACallWithItsOwnMask) {
   for (const DType dtype : float_dtypes) {
     for (const std::int64_t seqlen_q : {4, 70}) {
-      Case c = three(dtype, Layout3::pages, seqlen_q);
-      c.seqlen_k = 320;
-      c.used_k = {300, 129, 256};
+      Case c = with(three(dtype, Layout3::pages, seqlen_q), {.seqlen_k = 320, .used_k = {300, 129, 256}});
       c.options.split_size = 128;
       on_every_runner(c, [&](Runner& runner) {
         Call both(c);
@@ -152,8 +141,7 @@ TEST(Contract20_OutInF32, WithEveryFeature) {
     Random random(seed + 100);
     Case c = three(random.pick({DType::bf16, DType::f16}), layouts[seed % 3],
                    random.pick<std::int64_t>({1, 3, 20, 66}));
-    c.seed = seed;
-    c.f32_out = true;
+    change(c, {.f32_out = true, .seed = seed});
     c.causal_by_sequence.clear();
     c.options.causal = random.chance(0.5);
     draw_features(c, random);
@@ -169,8 +157,7 @@ TEST(Contract20_OutInF32, HasMoreDigitsThanTheInputs) {
       for (const Layout3 layout : {Layout3::dense, Layout3::pages}) {
         Case c = three(dtype, layout, seqlen_q);
         c.causal_by_sequence.clear();
-        c.options.split_size = split_size;
-        c.f32_out = true;
+        change(c, {.split_size = split_size, .f32_out = true});
         Call call(c);
         run_everywhere(call);
         on_every_runner(c, [&](Runner& runner) {

@@ -10,9 +10,7 @@ TEST(Contract17_Caches, PagesOfAnySize) {
   for (const DType dtype : float_dtypes) {
     for (const std::int64_t page_size : {1, 2, 3, 7, 16, 32, 48, 64, 100, 128, 256}) {
       for (const bool causal : {false, true}) {
-        Case c = cache_case(dtype, page_size);
-        c.options.causal = causal;
-        c.options.check = page_size % 2 == 0;
+        Case c = with(cache_case(dtype, page_size), {.causal = causal, .check = page_size % 2 == 0});
         for (const std::int64_t seqlen_q : {1, 5, 70}) {
           c.seqlen_q = seqlen_q;
           run_everywhere(c);
@@ -35,13 +33,10 @@ TEST(Contract17_Caches, PagesWithEveryFeature) {
 
 TEST(Contract17_Caches, EntriesChosenByIndexAndPaddingOnTheLeft) {
   for (const DType dtype : float_dtypes) {
-    Case c = plain_case(dtype);
-    c.batch = 3;
+    Case c = with(plain_case(dtype), {.batch = 3});
     c.cache_batch = 5;
     c.cache_index = {4, 0, 4};
-    c.used_k = {139, 17, 139};
-    c.options.causal = true;
-    c.options.check = true;
+    change(c, {.used_k = {139, 17, 139}, .causal = true, .check = true});
     run_everywhere(c);
     c.leftpad = {0, 17, 60};
     run_everywhere(c);
@@ -56,11 +51,8 @@ TEST(Contract17_Caches, EightBitsInPagesOfAnySize) {
   for (const DType keys : eight_bits) {
     for (const DType dtype : float_dtypes) {
       for (const std::int64_t page_size : {1, 3, 16, 100}) {
-        Case c = cache_case(dtype, page_size);
-        c.key_dtype = keys;
-        c.options.causal = page_size != 3;
-        c.options.check = page_size == 16;
-        c.scales = page_size == 1 ? 1 : 2;
+        Case c = with(cache_case(dtype, page_size), {.key_dtype = keys, .causal = page_size != 3});
+        change(c, {.check = page_size == 16, .scales = page_size == 1 ? 1 : 2});
         for (const std::int64_t seqlen_q : {1, 5, 70}) {
           c.seqlen_q = seqlen_q;
           run_everywhere(c);
@@ -80,22 +72,17 @@ TEST(Contract17_Caches, EightBitsWithEveryFeature) {
     c.key_dtype = random.pick({DType::e4m3, DType::s8});
     c.scales = c.key_dtype == DType::s8 ? 2 : static_cast<int>(random.between(0, 2));
     take_random_features(c, random, seed > 10);
-    if (seed > 10) c.dtype = c.out_dtype = DType::bf16;
+    if (seed > 10) c.dtype = DType::bf16;
     run_everywhere(c);
   }
 }
 
 TEST(Contract17_Caches, EightBitsInEntriesChosenByIndex) {
   for (const DType keys : eight_bits) {
-    Case c = plain_case(DType::bf16);
-    c.key_dtype = keys;
-    c.scales = 2;
-    c.batch = 3;
+    Case c = with(plain_case(DType::bf16), {.key_dtype = keys, .batch = 3, .scales = 2});
     c.cache_batch = 5;
     c.cache_index = {4, 0, 4};
-    c.used_k = {139, 17, 139};
-    c.leftpad = {0, 17, 60};
-    c.options.causal = true;
+    change(c, {.used_k = {139, 17, 139}, .leftpad = {0, 17, 60}, .causal = true});
     run_everywhere(c);
   }
 }
@@ -103,9 +90,7 @@ TEST(Contract17_Caches, EightBitsInEntriesChosenByIndex) {
 /// A NaN in a visible key of 8 bits reaches the rows that see it, and no other.
 TEST(Contract17_Caches, EightBitsKeepNaN) {
   for (const std::int64_t seqlen_q : {2, 70}) {
-    Case c = cache_case(DType::bf16, 16);
-    c.key_dtype = DType::e4m3;
-    c.seqlen_q = seqlen_q;
+    Case c = with(cache_case(DType::bf16, 16), {.key_dtype = DType::e4m3, .seqlen_q = seqlen_q});
     c.options.causal = true;
     Call call(c);
     const auto [page, at] = call.cache_place(0, c.used_k[0] - 1);  // the last query alone sees it
@@ -126,9 +111,7 @@ TEST(Contract17_Caches, EightBitsKeepNaN) {
 TEST(Contract17_Caches, PrefixesAroundTheEdgesOfPages) {
   for (const std::int64_t length : {1, 14, 15, 16, 17, 31, 32, 33, 47, 128, 129}) {
     for (const std::int64_t seqlen_q : {1, 129}) {
-      Case c = cache_case(DType::bf16, 16);
-      c.seqlen_q = seqlen_q;
-      c.used_k = {length, length - 1, 141};
+      Case c = with(cache_case(DType::bf16, 16), {.seqlen_q = seqlen_q, .used_k = {length, length - 1, 141}});
       c.options.causal = true;
       run_everywhere(c);
       c.key_dtype = DType::e4m3;
@@ -143,9 +126,7 @@ TEST(Contract17_Caches, PagesThatRepeatAndAreShared) {
     for (const std::int64_t seqlen_q : {1, 70}) {
       Case c = cache_case(DType::bf16, 16);
       if (eight_bit) c.key_dtype = DType::s8, c.scales = 1;
-      c.seqlen_q = seqlen_q;
-      c.batch = 2;
-      c.used_k = {112, 80};
+      change(c, {.batch = 2, .seqlen_q = seqlen_q, .used_k = {112, 80}});
       Call call(c);
       const std::vector<double> first{9, 3, 8, 3, 0, 7, 1};
       const std::vector<double> second{9, 3, 2, 0, 8};
@@ -182,9 +163,8 @@ TEST(Contract17_Caches, PagesThatDoNotExistAreZeros) {
         if (page_size == 7) c.leftpad = {7, 0, 30};
         c.options.causal = page_size != 64;
         for (const std::int64_t seqlen_q : {1, 5, 70}) {
-          c.seqlen_q = seqlen_q;
+          change(c, {.seqlen_q = seqlen_q, .metadata = seqlen_q == 1 ? DType::i64 : DType::i32});
           c.options.split_size = seqlen_q == 5 ? 128 : 0;
-          c.metadata = seqlen_q == 1 ? DType::i64 : DType::i32;
           Call call(c);
           name_no_page(call, random);
           run_everywhere(call);
@@ -213,10 +193,7 @@ TEST(Contract17_Caches, PagesThatDoNotExistWithEveryFeature) {
 /// Logits so far above those of the keys behind that they are computed anew, where a page among them is not.
 TEST(Contract17_Caches, PagesThatDoNotExistBesideFarLogits) {
   for (const std::int64_t seqlen_q : {1, 40, 70}) {
-    Case c = cache_case(DType::bf16, 16);
-    c.seqlen_q = seqlen_q;
-    c.batch = 1;
-    c.seqlen_k = 512;
+    Case c = with(cache_case(DType::bf16, 16), {.batch = 1, .seqlen_q = seqlen_q, .seqlen_k = 512});
     c.used_k = {512};
     Call call(c);
     for (Box* box : {&call.q, &call.k}) {
@@ -239,10 +216,7 @@ TEST(Contract18_Caches, PagesGiveTheBitsOfContiguousKeys) {
 
 TEST(Contract18_Caches, EightBitPagesGiveTheBitsOfContiguousOnes) {
   for (const DType keys : eight_bits) {
-    Case dense = plain_case(DType::bf16);
-    dense.key_dtype = keys;
-    dense.scales = 2;
-    expect_bits_of_pages(dense, 299, {1, 16, 19});
+    expect_bits_of_pages(with(plain_case(DType::bf16), {.key_dtype = keys, .scales = 2}), 299, {1, 16, 19});
   }
 }
 
@@ -258,13 +232,8 @@ TEST(Contract18_Caches, ARequestDoesNotNoticeAPrefillBesideIt) {
 /// 32,768 pages of a sequence, in a cache of more elements than 32 bits count: entries of the table and
 /// offsets of pages need 64 bits.
 TEST(Contract12_Caches, ThirtyTwoThousandPagesOfALargeCache) {
-  Case c;
-  c.dtype = c.out_dtype = DType::bf16;
-  c.seqlen_q = 1;
-  c.heads_q = c.heads_kv = 1;
+  Case c = with({}, {.dtype = DType::bf16, .heads = 1, .seqlen_q = 1, .seqlen_k = 32768, .used_k = {32768}});
   c.page_size = 1;
-  c.seqlen_k = 32768;
-  c.used_k = {32768};
   c.k.pad = c.v.pad = 65536;
   c.k.sparse = c.v.sparse = true;
   run_everywhere(c);
@@ -275,9 +244,7 @@ TEST(Contract12_Caches, NoAccessOutOfBoundsWhateverTheyContain) {
   const std::vector<double> nonsense{-1, 0, 1, 7, 100, 2147483647, -2147483648.0};
   for (const DType metadata : {DType::i32, DType::i64}) {
     for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
-      Case c = cache_case(DType::bf16, 16);
-      c.metadata = metadata;
-      c.leftpad = {1, 2, 3};
+      Case c = with(cache_case(DType::bf16, 16), {.metadata = metadata, .leftpad = {1, 2, 3}});
       if (seed % 2 == 0) {
         c.page_size = 0;
         c.cache_index = {0, 1, 2};

@@ -9,8 +9,7 @@ namespace {
 Case own_heads(DType dtype, const Named& f) {
   Case c = plain_case(dtype);
   c.heads_kv = c.heads_q;
-  c.score_function = f.score;
-  c.mask_function = f.mask;
+  change(c, {.score_function = f.score, .mask_function = f.mask});
   c.captured = f.captured;
   return c;
 }
@@ -61,12 +60,9 @@ TEST(Contract19_ConsecutiveQueries, MasksWithGaps) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
         const std::string row = "floordiv(q, " + std::to_string(rows) + ")";
         Case c = own_heads(dtype, {"gaps", "", "or(ne(mod(" + row + ", 3), 1), " + rest + ")"});
-        c.batch = 1;
-        c.heads_q = c.heads_kv = 1;
-        c.seqlen_q = 150;
+        change(c, {.batch = 1, .heads = 1, .seqlen_q = 150});
         run_everywhere(c);
-        c.mask_function = "or(eq(mod(" + row + ", 3), 1), " + rest + ")";
-        c.sink = true;
+        change(c, {.mask_function = "or(eq(mod(" + row + ", 3), 1), " + rest + ")", .sink = true});
         run_everywhere(c);
       }
     }
@@ -79,10 +75,8 @@ TEST(Contract19_ConsecutiveQueries, DocumentsOfManyLengths) {
   for (int i = 0; i < 600; ++i) documents.values.push_back(i < 5 ? 0 : i < 260 ? 1 : i < 400 ? 2 : i / 40);
   for (const char* const mask : {"eq(t0[q], t0[k])", "and(eq(t0[q], t0[k]), le(k, q))", "lt(t0[k], t0[q])"}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      Case c = own_heads(dtype, {"documents", "", mask, {documents}});
-      c.batch = 1;
-      c.heads_q = c.heads_kv = 2;
-      c.seqlen_q = c.seqlen_k = 600;
+      Case c = with(own_heads(dtype, {"documents", "", mask, {documents}}), {.batch = 1, .heads = 2});
+      change(c, {.seqlen = 600});
       Call call(c);
       run_everywhere(call);
       on_every_runner(c, [&](Runner& runner) {

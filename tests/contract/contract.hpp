@@ -8,6 +8,7 @@
 #include <cmath>
 #include <vector>
 
+#include "harness/changes.hpp"
 #include "harness/expect.hpp"
 #include "harness/runner.hpp"
 
@@ -17,59 +18,40 @@ inline const std::vector<DType> float_dtypes{DType::f32, DType::f16, DType::bf16
 
 /// Two heads over one kv head pair, lengths that end inside tiles.
 inline Case plain_case(DType dtype) {
-  Case c;
-  c.dtype = dtype;
-  c.out_dtype = dtype == DType::e4m3 ? DType::f32 : dtype;
-  c.batch = 2;
-  c.heads_q = 4;
-  c.heads_kv = 2;
-  c.seqlen_q = 75;
-  c.seqlen_k = 139;
-  return c;
+  return with({}, {.dtype = dtype, .batch = 2, .heads_q = 4, .heads_kv = 2, .seqlen_q = 75, .seqlen_k = 139});
 }
 
 /// What suites cross their features with, as changes of plain_case.
 inline void pack_four_sequences(Case& c) {
-  c.packed_q = c.packed_k = true;
-  c.batch = 4;
-  c.lengths_q = {70, 0, 1, 33};
-  c.lengths_k = {141, 5, 40, 33};
-  c.slack_q = c.slack_k = 3;
+  change(c, {.batch = 4, .packed = true, .lengths_q = {70, 0, 1, 33}, .lengths_k = {141, 5, 40, 33}});
+  change(c, {.slack_q = 3, .slack_k = 3});
 }
 inline void use_fewer_rows(Case& c) {
-  c.used_q = {40, 0};
-  c.used_k = {139, 77};
+  change(c, {.used_q = {40, 0}, .used_k = {139, 77}});
 }
 inline void see_a_window(Case& c) {
-  c.options.window_left = 20;
-  c.options.window_right = 7;
+  change(c, {.window_left = 20, .window_right = 7});
 }
 inline void cap_a_window(Case& c) {
   see_a_window(c);
   c.options.softcap = 1.5F;
 }
 inline void read_pages(Case& c) {
-  c.page_size = 16;
-  c.used_k = {139, 60};
+  change(c, {.used_k = {139, 60}, .page_size = 16});
 }
 
 /// A varlen case of these lengths, the same for queries and keys.
 inline Case varlen_case(DType dtype, const std::vector<std::int64_t>& lengths) {
-  Case c = plain_case(dtype);
-  c.batch = static_cast<std::int64_t>(lengths.size());
-  c.packed_q = c.packed_k = true;
-  c.lengths_q = c.lengths_k = lengths;
+  Case c = with(plain_case(dtype), {.batch = static_cast<std::int64_t>(lengths.size()), .packed = true});
+  change(c, {.lengths_q = lengths, .lengths_k = lengths});
   return c;
 }
 
 /// Three sequences of a cache; the lengths end inside pages and at their edges.
 inline Case cache_case(DType dtype, std::int64_t page_size) {
-  Case c = plain_case(dtype);
-  c.batch = 3;
-  c.seqlen_q = 5;
-  c.seqlen_k = 150 / page_size * page_size + page_size;
+  Case c = with(plain_case(dtype), {.batch = 3, .seqlen_q = 5});
+  change(c, {.seqlen_k = 150 / page_size * page_size + page_size, .used_k = {141, page_size, 97}});
   c.page_size = page_size;
-  c.used_k = {141, page_size, 97};
   return c;
 }
 
@@ -175,16 +157,12 @@ inline void copy_rows(const Call& dense, Call& cache) {
 /// bits, for one query, a few and many.
 inline void expect_bits_of_pages(Case dense, std::int64_t keys,
                                  std::initializer_list<std::int64_t> page_sizes) {
-  dense.batch = 1;
-  dense.seqlen_k = keys + 5;
-  dense.used_k = {keys};
-  dense.options.causal = true;
+  change(dense, {.batch = 1, .seqlen_k = keys + 5, .used_k = {keys}, .causal = true});
   for (const std::int64_t seqlen_q : {1, 3, 70}) {
     dense.seqlen_q = seqlen_q;
     Call call(dense);
     for (const std::int64_t page_size : page_sizes) {
-      Case paged = dense;
-      paged.page_size = page_size;
+      Case paged = with(dense, {.page_size = page_size});
       Call cache(paged);
       copy_rows(call, cache);
       on_every_runner(paged, [&](Runner& runner) {
@@ -197,16 +175,10 @@ inline void expect_bits_of_pages(Case dense, std::int64_t keys,
 /// A decoding step on `keys` keys in pages alone, and beside the prefill of another request of 129 tokens:
 /// the same bits where a runner keeps them.
 inline void expect_bits_beside_a_prefill(Case both, std::int64_t keys) {
-  both.batch = 2;
-  both.packed_q = true;
-  both.lengths_q = {1, 129};
+  change(both, {.batch = 2, .packed_q = true, .lengths_q = {1, 129}});
   both.seqlen_k = (keys / both.page_size + 3) * both.page_size;
-  both.used_k = {keys, 129};
-  both.options.causal = true;
-  Case alone = both;
-  alone.batch = 1;
-  alone.lengths_q = {1};
-  alone.used_k = {keys};
+  change(both, {.used_k = {keys, 129}, .causal = true});
+  Case alone = with(both, {.batch = 1, .lengths_q = {1}, .used_k = {keys}});
   Call pair(both), single(alone);
   copy(pair.q, single.q, 0, 0, single.q.numel());
   for (std::int64_t i = 0; i * both.page_size < keys; ++i) {

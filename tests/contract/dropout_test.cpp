@@ -71,29 +71,19 @@ TEST(Contract19_Dropout, OfPartsOfSequences) {
 }
 
 TEST(Contract19_Dropout, OfPartsWithMasksAndHeads) {
-  cross_places([](Case& c) {
-    c.options.causal = true;
-    c.heads_kv = 1;
-  });
-  cross_places([](Case& c) {
-    c.seqlen_q = 3;
-    c.seqlen_k = 300;
-  });
+  cross_places([](Case& c) { change(c, {.heads_kv = 1, .causal = true}); });
+  cross_places([](Case& c) { change(c, {.seqlen_q = 3, .seqlen_k = 300}); });
 }
 
 /// Forward over parts of the queries is forward over all of them.
 TEST(Contract19_Dropout, QueriesInPartsKeepWhatAllKeep) {
   for (const DType dtype : float_dtypes) {
-    Case c = dropped(dtype);
-    c.batch = 1;
-    c.seqlen_q = 160;
-    c.seqlen_k = 200;
+    Case c = with(dropped(dtype), {.batch = 1, .seqlen_q = 160, .seqlen_k = 200});
     Call whole(c);
     on_every_runner(c, [&](Runner& runner) {
       run(runner, whole, false);
       for (const std::int64_t first : {0, 64}) {
-        Case part = c;
-        part.seqlen_q = first == 0 ? 64 : 96;
+        Case part = with(c, {.seqlen_q = first == 0 ? 64 : 96});
         part.dropout_places = {0, first, 0, 1};
         Call call(part);
         const std::int64_t row = c.heads_q * c.head_dim_qk;
@@ -119,19 +109,12 @@ TEST(Contract19_Dropout, WithHeadsOfEveryRatio) {
 
 TEST(Contract19_Dropout, FewQueriesAndManyKeys) {
   for (const std::int64_t seqlen_q : {1, 3}) {
-    cross([&](Case& c) {
-      c.seqlen_q = seqlen_q;
-      c.seqlen_k = 700;
-    });
+    cross([&](Case& c) { change(c, {.seqlen_q = seqlen_q, .seqlen_k = 700}); });
   }
 }
 
 TEST(Contract19_Dropout, LongerThanARunOfKeys) {
-  cross([](Case& c) {
-    c.batch = 1;
-    c.seqlen_q = 9;
-    c.seqlen_k = 9000;
-  });
+  cross([](Case& c) { change(c, {.batch = 1, .seqlen_q = 9, .seqlen_k = 9000}); });
 }
 
 TEST(Contract19_Dropout, OfCaches) {
@@ -140,39 +123,26 @@ TEST(Contract19_Dropout, OfCaches) {
 }
 
 TEST(Contract19_Dropout, SplitSize) {
-  cross([](Case& c) {
-    c.options.split_size = 128;
-    c.seqlen_k = 500;
-    c.threads = 3;
-  });
+  cross([](Case& c) { change(c, {.seqlen_k = 500, .split_size = 128, .threads = 3}); });
 }
 
 TEST(Contract19_Dropout, OddHeadDimensions) {
-  cross([](Case& c) {
-    c.head_dim_qk = 40;
-    c.head_dim_v = 72;
-  });
-  cross([](Case& c) {
-    c.head_dim_qk = 33;
-    c.head_dim_v = 7;
-  });
+  cross([](Case& c) { change(c, {.head_dim_qk = 40, .head_dim_v = 72}); });
+  cross([](Case& c) { change(c, {.head_dim_qk = 33, .head_dim_v = 7}); });
 }
 
 TEST(Contract19_Dropout, WithFunctions) {
   for (const Named& f : crossed_functions()) {
     SCOPED_TRACE(f.name);
     cross([&](Case& c) {
-      c.score_function = f.score;
-      c.mask_function = f.mask;
+      change(c, {.score_function = f.score, .mask_function = f.mask});
       c.captured = f.captured;
     });
   }
 }
 
 TEST(Contract19_Dropout, ThreadsChangeNoBit) {
-  Case c = dropped(DType::f32);
-  c.seqlen_q = 300;
-  c.seqlen_k = 400;
+  Case c = with(dropped(DType::f32), {.seqlen_q = 300, .seqlen_k = 400});
   Call call(c);
   on_every_runner(c, [&](Runner& runner) {
     const Results one = run(runner, call);
@@ -205,8 +175,7 @@ TEST(Contract19_Dropout, KeepsItsShare) {
   for (const auto& [dtype, seed] : {std::pair{DType::f32, 0U}, {DType::f32, 1U}, {DType::bf16, 77U}}) {
     Case c = dropped(dtype, static_cast<float>(p));
     c.options.dropout_seed = seed;
-    c.seqlen_q = queries;
-    c.seqlen_k = keys;
+    change(c, {.seqlen_q = queries, .seqlen_k = keys});
     Call call(c);
     // All weights are 1 / keys, and values are 1: out is the share kept, times 1 / (1 - p).
     for (std::int64_t n = 0; n < call.q.numel(); ++n) call.q.set(n, 0.0);

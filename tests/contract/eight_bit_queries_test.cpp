@@ -8,21 +8,15 @@ namespace {
 
 /// cache_case of e4m3 queries, keys and values, with a scale for each sequence and KV head.
 Case eight_bit_case(std::int64_t page_size) {
-  Case c = cache_case(DType::e4m3, page_size);
-  c.out_dtype = DType::bf16;
-  c.scales = 2;
-  return c;
+  return with(cache_case(DType::e4m3, page_size), {.out_dtype = DType::bf16, .scales = 2});
 }
 
 TEST(Contract17_Caches, EightBitQueriesInPagesOfAnySize) {
   for (const DType out : float_dtypes) {
     for (const std::int64_t page_size : {1, 3, 16, 100}) {
       for (const int scales : {0, 1, 2}) {
-        Case c = eight_bit_case(page_size);
-        c.out_dtype = out;
-        c.scales = scales;
-        c.options.causal = page_size != 3;
-        c.options.check = page_size == 16;
+        Case c = with(eight_bit_case(page_size), {.out_dtype = out, .causal = page_size != 3});
+        change(c, {.check = page_size == 16, .scales = scales});
         for (const std::int64_t seqlen_q : {1, 5, 70}) {
           c.seqlen_q = seqlen_q;
           run_everywhere(c);
@@ -36,8 +30,7 @@ TEST(Contract17_Caches, EightBitQueriesInPagesOfAnySize) {
 TEST(Contract17_Caches, EightBitQueriesWithEveryFeature) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     Random random(seed);
-    Case c = eight_bit_case(random.pick<std::int64_t>({1, 16, 24, 64}));
-    c.seed = seed;
+    Case c = with(eight_bit_case(random.pick<std::int64_t>({1, 16, 24, 64})), {.seed = seed});
     c.out_dtype = random.pick({DType::f32, DType::f16, DType::bf16});
     c.scales = static_cast<int>(random.between(0, 2));
     take_random_features(c, random, seed > 12);
@@ -52,14 +45,10 @@ TEST(Contract17_Caches, EightBitQueriesWithEveryFeature) {
 
 /// Scales go with the sequence, not with the entry of the cache that it reads.
 TEST(Contract17_Caches, EightBitQueriesInEntriesChosenByIndex) {
-  Case c = plain_case(DType::e4m3);
-  c.scales = 2;
-  c.batch = 3;
+  Case c = with(plain_case(DType::e4m3), {.batch = 3, .scales = 2});
   c.cache_batch = 5;
   c.cache_index = {4, 0, 4};
-  c.used_k = {139, 17, 139};
-  c.leftpad = {0, 17, 60};
-  c.options.causal = true;
+  change(c, {.used_k = {139, 17, 139}, .leftpad = {0, 17, 60}, .causal = true});
   for (const DType out : {DType::f32, DType::bf16}) {
     c.out_dtype = out;
     for (const std::int64_t seqlen_q : {1, 75}) {
@@ -72,9 +61,7 @@ TEST(Contract17_Caches, EightBitQueriesInEntriesChosenByIndex) {
 /// A NaN in a visible key reaches the rows that see it, and no other; so does one in a query.
 TEST(Contract07_NaN, EightBitQueriesAndKeysKeepIt) {
   for (const std::int64_t seqlen_q : {2, 70}) {
-    Case c = eight_bit_case(16);
-    c.seqlen_q = seqlen_q;
-    c.options.causal = true;
+    Case c = with(eight_bit_case(16), {.seqlen_q = seqlen_q, .causal = true});
     Call call(c);
     const auto [page, at] = call.cache_place(0, c.used_k[0] - 1);  // the last query alone sees it
     call.k.set(((page * c.page_size + at) * c.heads_kv + 1) * c.head_dim_qk + 5, std::nan(""));
@@ -93,9 +80,7 @@ TEST(Contract07_NaN, EightBitQueriesAndKeysKeepIt) {
 }
 
 TEST(Contract18_Caches, EightBitQueriesGetTheBitsOfContiguousKeysFromPages) {
-  Case dense = plain_case(DType::e4m3);
-  dense.out_dtype = DType::bf16;
-  dense.scales = 2;
+  Case dense = with(plain_case(DType::e4m3), {.out_dtype = DType::bf16, .scales = 2});
   expect_bits_of_pages(dense, 299, {1, 16, 19});
 }
 

@@ -18,40 +18,27 @@ TEST(Contract01_EveryElementWritten, DenseWithEveryFeature) {
   for (const DType dtype : float_dtypes) {
     Case c = plain_case(dtype);
     run_everywhere(c);
-    c.options.causal = true;
-    c.options.softcap = 5.0F;
-    c.sink = c.dlse = true;
+    change(c, {.softcap = 5.0F, .causal = true, .sink = true, .dlse = true});
     run_everywhere(c);
-    c.options.window_left = 20;
-    c.options.deterministic = true;
+    change(c, {.window_left = 20, .deterministic = true});
     run_everywhere(c);
   }
 }
 
 TEST(Contract01_EveryElementWritten, WithoutLse) {
-  Case c = plain_case(DType::bf16);
-  c.lse = false;
-  run_everywhere(c);
+  run_everywhere(with(plain_case(DType::bf16), {.lse = false}));
 }
 
 TEST(Contract01_EveryElementWritten, WhereNothingIsVisibleAtAll) {
   for (const DType dtype : float_dtypes) {
-    Case c = plain_case(dtype);
-    c.options.window_left = 0;
-    c.options.window_right = 0;
-    c.seqlen_q = 200;
-    c.seqlen_k = 3;
-    run_everywhere(c);
+    run_everywhere(with(plain_case(dtype), {.seqlen_q = 200, .seqlen_k = 3, .window = 0}));
   }
 }
 
 TEST(Contract01_EveryElementWritten, EightBitInputs) {
   for (const DType out : float_dtypes) {
     for (const int scales : {0, 1, 2}) {
-      Case c = plain_case(DType::e4m3);
-      c.out_dtype = out;
-      c.scales = scales;
-      run_everywhere(c);
+      run_everywhere(with(plain_case(DType::e4m3), {.out_dtype = out, .scales = scales}));
     }
   }
 }
@@ -88,10 +75,7 @@ void expect_empty_rows_defined(Case c, std::int64_t empty_rows) {
 
 TEST(Contract02_QueryThatSeesNoKey, CausalWithMoreQueriesThanKeys) {
   for (const DType dtype : float_dtypes) {
-    Case c = plain_case(dtype);
-    c.seqlen_q = 139;
-    c.seqlen_k = 75;
-    c.options.causal = true;
+    Case c = with(plain_case(dtype), {.seqlen_q = 139, .seqlen_k = 75, .causal = true});
     c.dlse = dtype == DType::f32;
     expect_empty_rows_defined(c, 139 - 75);
   }
@@ -99,31 +83,21 @@ TEST(Contract02_QueryThatSeesNoKey, CausalWithMoreQueriesThanKeys) {
 
 TEST(Contract02_QueryThatSeesNoKey, SinkDoesNotCountAsAKey) {
   for (const DType dtype : float_dtypes) {
-    Case c = plain_case(dtype);
-    c.seqlen_q = 90;
-    c.seqlen_k = 20;
-    c.options.causal = true;
-    c.sink = true;
+    Case c = with(plain_case(dtype), {.seqlen_q = 90, .seqlen_k = 20, .causal = true, .sink = true});
     expect_empty_rows_defined(c, 70);
   }
 }
 
 TEST(Contract02_QueryThatSeesNoKey, NoKeysAtAll) {
   for (const DType dtype : float_dtypes) {
-    Case c = plain_case(dtype);
-    c.seqlen_k = 0;
-    c.sink = true;
+    Case c = with(plain_case(dtype), {.seqlen_k = 0, .sink = true});
     expect_empty_rows_defined(c, c.seqlen_q);
   }
 }
 
 TEST(Contract02_QueryThatSeesNoKey, DlseThereIsIgnoredToo) {
   for (const DType dtype : float_dtypes) {
-    Case c = plain_case(dtype);
-    c.seqlen_q = 100;
-    c.seqlen_k = 30;
-    c.options.causal = true;
-    c.dlse = true;
+    Case c = with(plain_case(dtype), {.seqlen_q = 100, .seqlen_k = 30, .causal = true, .dlse = true});
     Call call(c);
     for (std::int64_t n = 0; n < call.dlse.numel(); ++n) {
       if (n % c.seqlen_q < 70) call.dlse.set(n, std::nan(""));
@@ -163,15 +137,11 @@ TEST(Contract02_QueryThatSeesNoKey, WithASinkDlseThereIsTheSinks) {
   for (const DType dtype : float_dtypes) {
     Case c = plain_case(dtype);
     set_head_dim(c);
-    c.seqlen_q = 100;
-    c.seqlen_k = 30;
-    c.options.causal = true;
+    change(c, {.seqlen_q = 100, .seqlen_k = 30, .causal = true});
     expect_dlse_is_the_sinks(c, 70);
-    c.options.causal = false;
-    c.options.window_left = c.options.window_right = 4;
+    change(c, {.causal = false, .window = 4});
     expect_dlse_is_the_sinks(c, 66);
-    c.options.window_left = c.options.window_right = -1;
-    c.seqlen_k = 0;
+    change(c, {.seqlen_k = 0, .window = -1});
     expect_dlse_is_the_sinks(c, 100);
   }
 }
@@ -180,12 +150,9 @@ TEST(Contract02_QueryThatSeesNoKey, SinkOfVarlenRowsWithoutKeys) {
   for (const DType dtype : float_dtypes) {
     Case c = varlen_case(dtype, {40, 17, 70, 9});
     set_head_dim(c);
-    c.lengths_k = {0, 40, 20, 9};
-    c.slack_q = 5;
-    c.options.causal = c.sink = c.dlse = true;
+    change(c, {.lengths_k = {0, 40, 20, 9}, .slack_q = 5, .causal = true, .sink = true, .dlse = true});
     run_everywhere(c);
-    c.used_q = {11, 17, 64, 0};
-    c.used_k = {0, 3, 20, 9};
+    change(c, {.used_q = {11, 17, 64, 0}, .used_k = {0, 3, 20, 9}});
     run_everywhere(c);
   }
 }
@@ -194,9 +161,7 @@ TEST(Contract02_QueryThatSeesNoKey, SinkOfVarlenRowsWithoutKeys) {
 
 TEST(Contract03_NothingToDo, BatchZero) {
   for (const DType dtype : float_dtypes) {
-    Case c = plain_case(dtype);
-    c.batch = 0;
-    c.sink = true;
+    Case c = with(plain_case(dtype), {.batch = 0, .sink = true});
     run_everywhere(c);
     c = varlen_case(dtype, {});
     c.slack_q = c.slack_k = 5;
@@ -207,10 +172,7 @@ TEST(Contract03_NothingToDo, BatchZero) {
 TEST(Contract03_NothingToDo, SeqlenZero) {
   for (const DType dtype : float_dtypes) {
     for (const auto& [seqlen_q, seqlen_k] : {std::pair{0, 0}, {0, 40}, {40, 0}}) {
-      Case c = plain_case(dtype);
-      c.seqlen_q = seqlen_q;
-      c.seqlen_k = seqlen_k;
-      c.sink = true;
+      Case c = with(plain_case(dtype), {.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .sink = true});
       run_everywhere(c);
       c.options.causal = true;
       run_everywhere(c);
@@ -240,8 +202,7 @@ TEST(Contract03_NothingToDo, ZeroLengthSequencesLeaveNeighboursAlone) {
 
 TEST(Contract03_NothingToDo, OneSideOfASequenceEmpty) {
   for (const DType dtype : float_dtypes) {
-    Case c = varlen_case(dtype, {40, 0, 17, 9});
-    c.lengths_k = {0, 40, 80, 9};
+    Case c = with(varlen_case(dtype, {40, 0, 17, 9}), {.lengths_k = {0, 40, 80, 9}});
     run_everywhere(c);
     c.options.causal = c.sink = true;
     run_everywhere(c);
@@ -255,12 +216,8 @@ TEST(Contract04_Masks, EveryWindowOnSmallShapes) {
   for (const auto& [seqlen_q, seqlen_k] : {std::pair{5, 5}, {3, 7}, {7, 3}, {1, 6}, {6, 1}}) {
     for (std::int64_t left = -1; left <= 4; ++left) {
       for (std::int64_t right = -1; right <= 4; ++right) {
-        Case c = plain_case((left + right) % 2 == 0 ? DType::f32 : DType::bf16);
-        c.batch = 1;
-        c.head_dim_qk = c.head_dim_v = 16;
-        c.seqlen_q = seqlen_q;
-        c.seqlen_k = seqlen_k;
-        c.options.window_left = left;
+        Case c = with(plain_case((left + right) % 2 == 0 ? DType::f32 : DType::bf16), {.batch = 1});
+        change(c, {.head_dim = 16, .seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .window_left = left});
         c.options.window_right = right;
         run_everywhere(c);
       }
@@ -271,13 +228,9 @@ TEST(Contract04_Masks, EveryWindowOnSmallShapes) {
 TEST(Contract04_Masks, WindowsAroundTileEdges) {
   for (const std::int64_t left : {0, 1, 31, 63, 64, 65, 127, 128, 200}) {
     for (const std::int64_t right : {-1, 0, 1, 15, 63, 64, 129}) {
-      Case c = plain_case(left % 2 == 0 ? DType::f32 : DType::bf16);
-      c.batch = c.heads_q = c.heads_kv = 1;
-      c.head_dim_qk = c.head_dim_v = 32;
-      c.seqlen_q = 150;
-      c.seqlen_k = right % 2 == 0 ? 150 : 190;
-      c.options.window_left = left;
-      c.options.window_right = right;
+      Case c = with(plain_case(left % 2 == 0 ? DType::f32 : DType::bf16), {.batch = 1, .heads = 1});
+      change(c, {.head_dim = 32, .seqlen_q = 150, .seqlen_k = right % 2 == 0 ? 150 : 190});
+      change(c, {.window_left = left, .window_right = right});
       run_everywhere(c);
     }
   }
@@ -285,13 +238,8 @@ TEST(Contract04_Masks, WindowsAroundTileEdges) {
 
 TEST(Contract04_Masks, CausalClipsTheRightOfAWindow) {
   for (const DType dtype : float_dtypes) {
-    Case wide = plain_case(dtype);
-    wide.options.causal = true;
-    wide.options.window_left = 30;
-    wide.options.window_right = 9;
-    Case exact = wide;
-    exact.options.causal = false;
-    exact.options.window_right = 0;
+    Case wide = with(plain_case(dtype), {.causal = true, .window_left = 30, .window_right = 9});
+    Case exact = with(wide, {.causal = false, .window_right = 0});
     Call a(wide);
     Call b(exact);
     run_everywhere(a);
@@ -304,12 +252,10 @@ TEST(Contract04_Masks, WindowsBeyondTheSequenceHideNothing) {
   Case c = plain_case(DType::bf16);
   for (const auto& [left, right] :
        {std::pair{huge, huge}, {huge, std::int64_t{-1}}, {std::int64_t{3}, huge}}) {
-    c.options.window_left = left;
-    c.options.window_right = right;
+    change(c, {.window_left = left, .window_right = right});
     Call call(c);
     // The oracle's sums would overflow too: give it the same mask in small numbers.
-    call.spec.options.window_left = left == huge ? -1 : left;
-    call.spec.options.window_right = -1;
+    change(call.spec, {.window_left = left == huge ? -1 : left, .window_right = -1});
     const Expected expected = expect(call, Pass::forward);
     call.spec.options = c.options;
     on_every_runner(c, [&](Runner& runner) {
@@ -321,11 +267,9 @@ TEST(Contract04_Masks, WindowsBeyondTheSequenceHideNothing) {
 }
 
 TEST(Contract04_Masks, BelowMinusOneIsAnError) {
-  Case c = plain_case(DType::f32);
-  c.options.window_left = -2;
+  Case c = with(plain_case(DType::f32), {.window_left = -2});
   Call left(c);
-  c.options.window_left = -1;
-  c.options.window_right = -7;
+  change(c, {.window_left = -1, .window_right = -7});
   Call right(c);
   on_every_runner(c, [&](Runner& runner) {
     EXPECT_THROW(runner.forward(left), Error);
@@ -362,9 +306,7 @@ void expect_rows_past_the_end_defined(const Case& c) {
 
 TEST(Contract05_RowsPastTheEnd, AfterTheLastSequence) {
   for (const DType dtype : float_dtypes) {
-    Case c = varlen_case(dtype, {40, 66});
-    c.slack_q = 100;
-    c.slack_k = 3;
+    Case c = with(varlen_case(dtype, {40, 66}), {.slack_q = 100, .slack_k = 3});
     expect_rows_past_the_end_defined(c);
     c.options.causal = c.sink = c.dlse = true;
     expect_rows_past_the_end_defined(c);
@@ -373,9 +315,7 @@ TEST(Contract05_RowsPastTheEnd, AfterTheLastSequence) {
 
 TEST(Contract05_RowsPastTheEnd, PastSequsedDense) {
   for (const DType dtype : float_dtypes) {
-    Case c = plain_case(dtype);
-    c.used_q = {75, 11};
-    c.used_k = {64, 139};
+    Case c = with(plain_case(dtype), {.used_q = {75, 11}, .used_k = {64, 139}});
     expect_rows_past_the_end_defined(c);
     c.options.causal = true;  // aligned to the lengths in use
     expect_rows_past_the_end_defined(c);
@@ -386,11 +326,8 @@ TEST(Contract05_RowsPastTheEnd, PastSequsedDense) {
 
 TEST(Contract05_RowsPastTheEnd, PastSequsedVarlen) {
   for (const DType dtype : float_dtypes) {
-    Case c = varlen_case(dtype, {40, 0, 66, 1});
-    c.used_q = {40, 0, 13, 0};
-    c.used_k = {17, 0, 66, 1};
-    c.slack_k = 2;
-    c.options.causal = true;
+    Case c = with(varlen_case(dtype, {40, 0, 66, 1}), {.slack_k = 2, .used_q = {40, 0, 13, 0}});
+    change(c, {.used_k = {17, 0, 66, 1}, .causal = true});
     expect_rows_past_the_end_defined(c);
   }
 }

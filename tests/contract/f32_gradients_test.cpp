@@ -33,8 +33,7 @@ TEST(Contract20_Gradients, InF32OfEveryLength) {
   cross([](Case& c) { c.seqlen_q = 0; });
   cross([](Case& c) { c.seqlen_k = 0; });
   cross([](Case& c) {
-    c.seqlen_q = 200;
-    c.seqlen_k = 30;
+    change(c, {.seqlen_q = 200, .seqlen_k = 30});
     c.options.causal = true;  // queries that see no key
   });
 }
@@ -43,10 +42,7 @@ TEST(Contract20_Gradients, InF32OfHeadsOfEverySize) {
   for (const std::int64_t head_dim : {40, 64, 128, 256}) {
     cross([&](Case& c) { c.head_dim_qk = c.head_dim_v = head_dim; });
   }
-  cross([](Case& c) {
-    c.head_dim_qk = 33;
-    c.head_dim_v = 7;
-  });
+  cross([](Case& c) { change(c, {.head_dim_qk = 33, .head_dim_v = 7}); });
 }
 
 TEST(Contract20_Gradients, InF32OfThoseThatAreWanted) {
@@ -62,11 +58,7 @@ TEST(Contract20_Gradients, InF32OfAnyLayoutAndInAFixedOrder) {
     c.dk.slices = 2;
     c.dv.order = {0, 2, 1, 3};
   });
-  cross([](Case& c) {
-    c.sink = c.dlse = true;
-    c.threads = 3;
-    c.workspace = false;
-  });
+  cross([](Case& c) { change(c, {.sink = true, .dlse = true, .threads = 3, .workspace = false}); });
 }
 
 }  // namespace

@@ -7,8 +7,7 @@ namespace {
 
 /// The case with the gradients of all real tensors that the function reads.
 Case differentiated(Case c, const Named& f) {
-  c.score_function = f.score;
-  c.mask_function = f.mask;
+  change(c, {.score_function = f.score, .mask_function = f.mask});
   c.captured = f.captured;
   c.differentiated = real_captured(f);
   return c;
@@ -71,10 +70,7 @@ TEST(Contract19_FunctionGradients, OfLargeTensors) {
   for (const Named& f : large_functions()) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(f.name);
-      Case c = differentiated(plain_case(dtype), f);
-      c.seqlen_q = 150;
-      c.seqlen_k = 200;
-      c.options.causal = true;
+      Case c = with(differentiated(plain_case(dtype), f), {.seqlen_q = 150, .seqlen_k = 200, .causal = true});
       c.threads = 3;
       run_everywhere(c);
     }
@@ -86,9 +82,7 @@ TEST(Contract19_FunctionGradients, ThreadsChangeNoBit) {
   for (const Named& f : large_functions()) all.push_back(f);
   for (const Named& f : all) {
     SCOPED_TRACE(f.name);
-    Case c = differentiated(plain_case(DType::f32), f);
-    c.seqlen_q = 150;
-    c.seqlen_k = 200;
+    Case c = with(differentiated(plain_case(DType::f32), f), {.seqlen_q = 150, .seqlen_k = 200});
     Call call(c);
     on_every_runner(c, [&](Runner& runner) {
       const Results one = run(runner, call);

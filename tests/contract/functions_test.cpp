@@ -14,8 +14,7 @@ constexpr std::int64_t nq = 75;
 constexpr std::int64_t nk = 139;
 
 Case with(Case c, const Named& f) {
-  c.score_function = f.score;
-  c.mask_function = f.mask;
+  change(c, {.score_function = f.score, .mask_function = f.mask});
   c.captured = f.captured;
   return c;
 }
@@ -91,18 +90,13 @@ TEST(Contract19_Functions, WithHeadsOfEveryRatio) {
 
 TEST(Contract19_Functions, FewQueries) {
   for (const std::int64_t seqlen_q : {1, 3}) {
-    cross([&](Case& c) {
-      c.seqlen_q = seqlen_q;
-      c.seqlen_k = 700;
-    });
+    cross([&](Case& c) { change(c, {.seqlen_q = seqlen_q, .seqlen_k = 700}); });
   }
 }
 
 TEST(Contract19_Functions, LongerThanARunOfKeys) {
   Case c = with(plain_case(DType::f32), {"", "add(s, mul(0.001, real(k)))", "ne(mod(k, 7), mod(q, 7))"});
-  c.batch = 1;
-  c.seqlen_q = 9;
-  c.seqlen_k = 9000;
+  change(c, {.batch = 1, .seqlen_q = 9, .seqlen_k = 9000});
   run_everywhere(c);
 }
 
@@ -112,11 +106,7 @@ TEST(Contract19_Functions, OfCaches) {
 }
 
 TEST(Contract19_Functions, SplitSize) {
-  cross([](Case& c) {
-    c.options.split_size = 128;
-    c.seqlen_k = 500;
-    c.threads = 3;
-  });
+  cross([](Case& c) { change(c, {.seqlen_k = 500, .split_size = 128, .threads = 3}); });
 }
 
 /// Line 16 holds with functions: a sequence's bits do not depend on the rest of the batch.
@@ -130,9 +120,7 @@ TEST(Contract19_Functions, BitsOfASequenceWithSplitSize) {
       pair.captured.push_back(
           {.dtype = captured.dtype, .shape = captured.shape, .values = {0.1, 0.2, -0.3, 0.5}});
     }
-    Case alone = pair;
-    alone.batch = 1;
-    alone.lengths_q = alone.lengths_k = {70};
+    Case alone = with(pair, {.batch = 1, .lengths_q = {70}, .lengths_k = {70}});
     Call both(pair);
     Call one(alone);
     const auto tail = [&](const Box& from, Box& to) {
@@ -154,9 +142,7 @@ TEST(Contract19_Functions, ThreadsChangeNoBit) {
   for (const Named& f : crossed_functions()) {
     SCOPED_TRACE(f.name);
     Case c = with(plain_case(DType::f32), f);
-    c.seqlen_q = 300;
-    c.seqlen_k = 400;
-    c.options.deterministic = true;
+    change(c, {.seqlen_q = 300, .seqlen_k = 400, .deterministic = true});
     Call call(c);
     on_every_runner(c, [&](Runner& runner) {
       const Results one = run(runner, call);
@@ -215,8 +201,7 @@ TEST(Contract19_Functions, RowsThatSeeNothing) {
     for (const bool sink : {false, true}) {
       for (const bool by_score : {false, true}) {
         Case c = with(plain_case(dtype), by_score ? blind_by_score() : blind_by_mask());
-        c.sink = sink;
-        c.dlse = dtype == DType::f32;
+        change(c, {.sink = sink, .dlse = dtype == DType::f32});
         Call call(c);
         const std::int64_t width = c.heads_q * c.head_dim_v;
         for (std::int64_t n = 0; n < call.dout.numel(); ++n) {
@@ -232,9 +217,7 @@ TEST(Contract19_Functions, RowsThatSeeNothing) {
 TEST(Contract19_Functions, LogitsWithoutASentinel) {
   for (const char* const score :
        {"sub(real(mod(sub(q, k), 5)), 200000.0)", "add(real(mod(k, 7)), 60000.0)"}) {
-    Case c = plain_case(DType::f32);
-    c.score_function = score;
-    Call call(c);
+    Call call(with(plain_case(DType::f32), {.score_function = score}));
     run_everywhere(call, false);
   }
 }

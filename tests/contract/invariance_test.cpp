@@ -25,11 +25,8 @@ class Sequence {
   Call of(const std::vector<Piece>& pieces, std::int64_t page_size, bool packed, std::int64_t spare) const {
     Case c = whole_.spec;
     c.seed += 77;
-    c.batch = static_cast<std::int64_t>(pieces.size());
-    c.page_size = page_size;
-    c.packed_q = packed;
-    c.seqlen_q = 0;
-    c.seqlen_k = whole_.spec.seqlen_k + spare;
+    change(c, {.batch = static_cast<std::int64_t>(pieces.size()), .seqlen_q = 0});
+    change(c, {.seqlen_k = whole_.spec.seqlen_k + spare, .packed_q = packed, .page_size = page_size});
     for (const Piece& piece : pieces) {
       c.lengths_q.push_back(piece.count);
       c.seqlen_q = std::max(c.seqlen_q, piece.count);
@@ -106,12 +103,9 @@ class Sequence {
 };
 
 Case model_case(DType dtype) {
-  Case c;
-  c.dtype = c.out_dtype = dtype;
-  c.heads_q = 2;
+  Case c = with({}, {.dtype = dtype, .heads_q = 2});
   c.seqlen_q = c.seqlen_k = 270;  // three splits
-  c.options.causal = true;
-  c.options.split_size = 128;
+  change(c, {.causal = true, .split_size = 128});
   return c;
 }
 
@@ -151,13 +145,8 @@ TEST(Contract16_BatchInvariance, WithAWindow) {
 TEST(Contract16_BatchInvariance, WithASinkAndGroupedHeads) {
   for (const DType dtype : float_dtypes) {
     for (const std::int64_t heads : {1, 3}) {
-      Case c = model_case(dtype);
-      c.heads_q = 3;
-      c.heads_kv = 3 / heads;
-      c.seqlen_q = c.seqlen_k = 200;
-      c.options.split_size = 128;
-      c.sink = true;
-      c.head_dim_v = 32;
+      Case c = with(model_case(dtype), {.heads_q = 3, .heads_kv = 3 / heads, .head_dim_v = 32});
+      change(c, {.seqlen = 200, .split_size = 128, .sink = true});
       on_every_runner(c, [&](Runner& runner) {
         Sequence sequence(c);
         run(runner, sequence.whole(), false);
@@ -172,12 +161,9 @@ TEST(Contract16_BatchInvariance, WithASinkAndGroupedHeads) {
 
 TEST(Contract16_BatchInvariance, WithASoftcapAndWideHeads) {
   for (const DType dtype : float_dtypes) {
-    Case c = model_case(dtype);
-    c.heads_q = 1;
-    c.options.softcap = 5.0F;
+    Case c = with(model_case(dtype), {.heads_q = 1, .softcap = 5.0F});
     expect_pieces_of_any_size(c);
-    c.options.softcap = 0.0F;
-    c.head_dim_qk = c.head_dim_v = 200;
+    change(c, {.head_dim = 200, .softcap = 0.0F});
     expect_pieces_of_any_size(c);
   }
 }
@@ -185,11 +171,7 @@ TEST(Contract16_BatchInvariance, WithASoftcapAndWideHeads) {
 /// Of 12 heads that share latent keys; with more the emulator would take too long.
 TEST(Contract16_BatchInvariance, OfWideHeads) {
   for (const DType dtype : float_dtypes) {
-    Case c = model_case(dtype);
-    c.heads_q = 12;
-    c.head_dim_qk = 576;
-    c.head_dim_v = 512;
-    c.seqlen_q = c.seqlen_k = 200;
+    Case c = with(model_case(dtype), {.heads_q = 12, .head_dim_qk = 576, .head_dim_v = 512, .seqlen = 200});
     on_every_runner(c, [&](Runner& runner) {
       Sequence sequence(c);
       run(runner, sequence.whole(), false);
@@ -228,12 +210,8 @@ TEST(Contract16_BatchInvariance, NothingDependsOnTheRestOfTheBatch) {
 /// in the workspace one by one, and in caches of any capacity.
 TEST(Contract16_BatchInvariance, SequencesOfManySplits) {
   for (const DType dtype : float_dtypes) {
-    Case model = model_case(dtype);
-    model.heads_q = 1;
-    model.head_dim_qk = model.head_dim_v = 32;
-    model.seqlen_q = 66;
-    model.options.window_left = 33'000;
-    model.sink = true;
+    Case model = with(model_case(dtype), {.heads_q = 1, .head_dim = 32, .seqlen_q = 66});
+    change(model, {.window_left = 33'000, .sink = true});
     for (const std::int64_t keys : {2'200, 33'100}) {
       model.seqlen_k = keys;
       on_every_runner(model, [&](Runner& runner) {
@@ -255,8 +233,7 @@ TEST(Contract16_BatchInvariance, SequencesOfManySplits) {
 /// Extreme logits beside ordinary ones: the maximum of a row is its own, and so is every rescaling.
 TEST(Contract16_BatchInvariance, WhateverTheOtherRowsOfATileHold) {
   for (const DType dtype : float_dtypes) {
-    Case model = model_case(dtype);
-    model.amplitude = 4.0;
+    Case model = with(model_case(dtype), {.amplitude = 4.0});
     on_every_runner(model, [&](Runner& runner) {
       Sequence sequence(model);
       Box& q = sequence.whole().q;
@@ -279,9 +256,7 @@ TEST(Contract16_BatchInvariance, WhateverTheOtherRowsOfATileHold) {
 TEST(Contract16_BatchInvariance, KeysOfEightBits) {
   for (const auto& [queries, keys] :
        {std::pair{DType::bf16, DType::e4m3}, {DType::bf16, DType::s8}, {DType::e4m3, DType::e4m3}}) {
-    Case model = model_case(queries);
-    model.out_dtype = DType::bf16;
-    model.key_dtype = keys;
+    Case model = with(model_case(queries), {.out_dtype = DType::bf16, .key_dtype = keys});
     on_every_runner(model, [&](Runner& runner) {
       Sequence sequence(model);
       run(runner, sequence.whole(), false);
@@ -299,14 +274,8 @@ TEST(Contract16_BatchInvariance, SplitsOfAnySizeAreAccurate) {
   for (const DType dtype : float_dtypes) {
     for (const std::int64_t split_size : {128, 384, 1024}) {
       for (const std::int64_t seqlen_q : {1, 5, 70}) {
-        Case c = plain_case(dtype);
-        c.seqlen_q = seqlen_q;
-        c.seqlen_k = 560;
-        c.used_k = {560, 129};
-        c.options.split_size = split_size;
-        c.options.causal = seqlen_q != 5;
-        c.sink = seqlen_q == 5;
-        c.threads = 2;
+        Case c = with(plain_case(dtype), {.seqlen_q = seqlen_q, .seqlen_k = 560, .used_k = {560, 129}});
+        change(c, {.causal = seqlen_q != 5, .split_size = split_size, .sink = seqlen_q == 5, .threads = 2});
         run_everywhere(c);
       }
     }

@@ -9,11 +9,7 @@ namespace {
 
 /// Logits `base` + j / 4 for key j, exactly, in every dtype.
 Call huge_logits(DType dtype, double base, bool rising) {
-  Case c = plain_case(dtype);
-  c.batch = 1;
-  c.seqlen_q = 5;
-  c.seqlen_k = 300;
-  c.options.scale = 1.0F;
+  Case c = with(plain_case(dtype), {.batch = 1, .seqlen_q = 5, .seqlen_k = 300, .scale = 1.0F});
   Call call(c);
   for (std::int64_t n = 0; n < call.q.numel(); ++n) {
     const std::int64_t d = n % c.head_dim_qk;
@@ -67,11 +63,7 @@ TEST(Contract08_NoSentinel, LogitsFarFromZeroUnderAMask) {
 /// Logits abs(scale) * (2^30 + 128 (j % 99)) of key j: of products that are exact in every dtype, the largest
 /// that of many keys, in every split of the short kernel.
 Call giant_logits(DType dtype, float scale, std::int64_t rows) {
-  Case c = plain_case(dtype);
-  c.batch = 1;
-  c.seqlen_q = rows;
-  c.seqlen_k = 2500;
-  c.options.scale = scale;
+  Case c = with(plain_case(dtype), {.batch = 1, .seqlen_q = rows, .seqlen_k = 2500, .scale = scale});
   c.sink = std::abs(scale) <= 8.0F;
   Call call(c);
   const double sign = scale < 0.0F ? -1.0 : 1.0;
@@ -103,10 +95,7 @@ TEST(Contract08_NoSentinel, LogitsFrom1e9To1e12) {
 TEST(Contract08_NoSentinel, ScaleOf1e30) {
   for (const DType dtype : float_dtypes) {
     for (const std::int64_t rows : {1, 70}) {
-      Case c = plain_case(dtype);
-      c.seqlen_q = rows;
-      c.options.scale = 1e30F;
-      Call call(c);
+      Call call(with(plain_case(dtype), {.seqlen_q = rows, .scale = 1e30F}));
       expect_right_softmax(call);
     }
   }
@@ -119,11 +108,7 @@ void with_equal_keys(std::initializer_list<std::pair<int, int>> rows_and_keys, C
     for (const double size : {0x1.04p15, -0x1.04p15, 0x1.04p17, 0x1.04p60}) {
       if (dtype == DType::f16 && size > 65504.0) continue;  // infinite
       for (const auto& [rows, keys] : rows_and_keys) {
-        Case c = plain_case(dtype);
-        c.batch = 1;
-        c.seqlen_q = rows;
-        c.seqlen_k = keys;
-        Call call(c);
+        Call call(with(plain_case(dtype), {.batch = 1, .seqlen_q = rows, .seqlen_k = keys}));
         for (std::int64_t n = 0; n < call.q.numel(); ++n) call.q.set(n, std::abs(size));
         for (std::int64_t n = 0; n < call.k.numel(); ++n) call.k.set(n, size);
         check(call);
@@ -159,8 +144,7 @@ TEST(Contract08_NoSentinel, EqualKeysWithGiantLogitsOfManyQueriesAreNeverWrongIn
 TEST(Contract08_NoSentinel, OneKeyWithAFarLogitIsItsValue) {
   for (const double base : {-200704.0, 61440.0}) {
     Call call = huge_logits(DType::f32, base, true);
-    call.spec.options.causal = true;
-    call.spec.options.window_left = 0;
+    change(call.spec, {.causal = true, .window_left = 0});
     on_every_runner(call.spec, [&](Runner& runner) {
       call.prepare(Pass::forward);
       runner.forward(call);
@@ -182,9 +166,7 @@ TEST(Contract08_NoSentinel, LogitsThatOutgrowTheMaximaBeforeThem) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     for (const double step : {12.0, 40.0, 400.0}) {
       for (const bool falling : {false, true}) {
-        Case c = plain_case(dtype);
-        c.seqlen_k = 700;
-        c.options.causal = falling;
+        Case c = with(plain_case(dtype), {.seqlen_k = 700, .causal = falling});
         Call call(c);
         const std::int64_t width = c.head_dim_qk;
         for (std::int64_t row = 0; row < call.q.numel() / width; ++row) call.q.set(row * width, 8.0);
@@ -215,15 +197,9 @@ TEST(Contract08_NoSentinel, LogitsThatOutgrowTheMaximaInEverySecondEightRows) {
   for (const Heads dims : {Heads{64, 64}, Heads{128, 128}, Heads{576, 512}}) {
     for (const bool one_query : {false, true}) {
       for (const std::int64_t growing : {0, 1}) {
-        Case c = plain_case(DType::bf16);
-        c.head_dim_qk = dims.qk;
-        c.head_dim_v = dims.v;
-        c.batch = 1;
-        c.seqlen_q = one_query ? 1 : 64;
-        c.seqlen_k = 500;
-        c.heads_q = one_query ? 16 : 1;
-        c.heads_kv = 1;
-        c.options.scale = 0.125F;
+        Case c = with(plain_case(DType::bf16), {.batch = 1, .heads_q = one_query ? 16 : 1, .heads_kv = 1});
+        change(c, {.head_dim_qk = dims.qk, .head_dim_v = dims.v, .seqlen_q = one_query ? 1 : 64});
+        change(c, {.seqlen_k = 500, .scale = 0.125F});
         Call call(c);
         for (std::int64_t row = 0; row < c.seqlen_q * c.heads_q; ++row)
           call.q.set(row * dims.qk, row / 8 % 2 == growing ? 8.0 : -8.0);

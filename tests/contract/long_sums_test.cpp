@@ -47,11 +47,7 @@ TEST(ContractAccuracy, RowsOfPSumToOneAsFarAsTheLseIsKnown) {
   for (const DType dtype : float_dtypes) {
     for (const double size : {4.0, 32.0, 1024.0, 2896.0}) {  // logits of -16, -1024, -1e6 and -8.4e6
       constexpr std::int64_t keys = 100;
-      Case c;
-      c.dtype = c.out_dtype = dtype;
-      c.seqlen_q = 1;
-      c.seqlen_k = keys;
-      c.options.scale = 1.0F;
+      Case c = with({}, {.dtype = dtype, .seqlen_q = 1, .seqlen_k = keys, .scale = 1.0F});
       Call call(c);
       for (Box* box : {&call.q, &call.k, &call.dout}) {
         for (std::int64_t n = 0; n < box->numel(); ++n) {

@@ -9,12 +9,8 @@ namespace {
 
 /// Three sequences with everything that metadata can say.
 Case metadata_case(DType dtype, DType metadata) {
-  Case c = varlen_case(dtype, {40, 66, 9});
-  c.metadata = metadata;
-  c.used_q = {40, 30, 9};
-  c.used_k = {20, 66, 9};
-  c.options.causal = true;
-  c.options.deterministic = true;
+  Case c = with(varlen_case(dtype, {40, 66, 9}), {.used_q = {40, 30, 9}, .used_k = {20, 66, 9}});
+  change(c, {.metadata = metadata, .causal = true, .deterministic = true});
   return c;
 }
 
@@ -75,8 +71,7 @@ TEST(Contract12_Metadata, SequencesThatOverlapHaveNoMoreMemory) {
   for (const std::int64_t split_size : {0, 128}) {
     Case c = varlen_case(DType::bf16, std::vector<std::int64_t>(20, 12));
     c.lengths_k.assign(20, 30);
-    c.heads_q = c.heads_kv = 1;
-    c.options.split_size = split_size;
+    change(c, {.heads = 1, .split_size = split_size});
     c.q.ends_at_guard = c.k.ends_at_guard = c.v.ends_at_guard = c.out.ends_at_guard = true;
     Call call(c);
     call.rows_overlap = true;
@@ -94,9 +89,7 @@ TEST(Contract12_Metadata, SequencesThatOverlapHaveNoMoreMemory) {
 /// nevertheless, and write every element.
 TEST(Contract12_Metadata, SequencesThatOverlapEndInAFixedOrder) {
   for (const bool causal : {true, false}) {
-    Case c = varlen_case(DType::bf16, {330, 20, 50});
-    c.heads_q = c.heads_kv = 1;
-    c.options.causal = causal;
+    Case c = with(varlen_case(DType::bf16, {330, 20, 50}), {.heads = 1, .causal = causal});
     c.options.deterministic = true;
     Call call(c);
     call.rows_overlap = true;
@@ -175,8 +168,7 @@ TEST(Contract12_Metadata, CheckNamesArgumentPositionAndRule) {
   };
   for (const DType metadata : {DType::i32, DType::i64}) {
     for (const WrongContent& w : wrong) {
-      Case c = metadata_case(DType::bf16, metadata);
-      c.options.check = true;
+      Case c = with(metadata_case(DType::bf16, metadata), {.check = true});
       Call call(c);
       run_everywhere(call);  // right contents pass the check
       (call.*w.argument).set(w.position, w.value);

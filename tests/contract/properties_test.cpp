@@ -51,18 +51,14 @@ TEST(Property, ForwardAndBackwardMatchTheOracle) {
 Case simple_case(std::uint64_t seed, std::int64_t size) {
   Case c = random_case(seed, size);
   c.q = c.k = c.v = c.out = c.dout = c.dq = c.dk = c.dv = Layout{};
-  c.unwanted = 0;
-  c.options.deterministic = true;
-  if (c.dtype == DType::e4m3) c.dtype = c.out_dtype = DType::bf16;
-  c.scales = 0;
-  c.amplitude = 1.0;
+  change(c, {.deterministic = true, .unwanted = 0});
+  if (c.dtype == DType::e4m3) c.dtype = DType::bf16;
+  change(c, {.scales = 0, .amplitude = 1.0});
   return c;
 }
 
 Case dense_case(std::uint64_t seed, std::int64_t size) {
-  Case c = simple_case(seed, size);
-  c.packed_q = c.packed_k = false;
-  c.slack_q = c.slack_k = 0;
+  Case c = with(simple_case(seed, size), {.packed = false, .slack_q = 0, .slack_k = 0});
   c.used_q.clear();
   c.used_k.clear();
   return c;
@@ -71,8 +67,7 @@ Case dense_case(std::uint64_t seed, std::int64_t size) {
 TEST(Property, LinearInV) {
   // out(v1 + 2 v2) = out(v1) + 2 out(v2): exactly linear in fp64, and in fp32 up to rounding.
   check("linear in v", 40, [](std::uint64_t seed, std::int64_t size) {
-    Case c = dense_case(seed, size);
-    c.dtype = c.out_dtype = DType::f32;
+    Case c = with(dense_case(seed, size), {.dtype = DType::f32});
     Call first(c);
     c.seed += 1;
     Call second(c);
@@ -98,9 +93,7 @@ TEST(Property, LinearInV) {
 
 TEST(Property, OrderOfUnmaskedKeysDoesNotMatter) {
   check("permuting keys", 40, [](std::uint64_t seed, std::int64_t size) {
-    Case c = dense_case(seed, size);
-    c.options.causal = false;
-    c.options.window_left = c.options.window_right = -1;
+    Case c = with(dense_case(seed, size), {.causal = false, .window = -1});
     Call call(c);
     Call permuted(c);
     std::vector<std::int64_t> order(static_cast<std::size_t>(c.seqlen_k));
@@ -133,9 +126,7 @@ TEST(Property, OrderOfUnmaskedKeysDoesNotMatter) {
 
 /// Entry `b` of every tensor of a dense call, as a call of batch 1.
 Call batch_entry(const Call& call, std::int64_t b) {
-  Case c = call.spec;
-  c.batch = 1;
-  Call single(c);
+  Call single(with(call.spec, {.batch = 1}));
   const auto take = [&](const Box& from, Box& to) {
     if (from.given()) copy(from, to, b * to.numel(), 0, to.numel());
   };
@@ -175,8 +166,7 @@ TEST(Property, ConcatenatedSequencesGiveTheBitsOfADenseBatch) {
   check("varlen equals dense", 40, [](std::uint64_t seed, std::int64_t size) {
     Case dense = dense_case(seed, size);
     dense.dlse = false;  // its layout differs between the two
-    Case packed = dense;
-    packed.packed_q = packed.packed_k = true;
+    Case packed = with(dense, {.packed = true});
     packed.lengths_q.assign(static_cast<std::size_t>(dense.batch), dense.seqlen_q);
     packed.lengths_k.assign(static_cast<std::size_t>(dense.batch), dense.seqlen_k);
     Call a(dense);
@@ -211,11 +201,7 @@ double loss(const Call& call) {
 
 TEST(Property, GradientsAreFiniteDifferencesOfTheForward) {
   check("finite differences", 25, [](std::uint64_t seed, std::int64_t) {
-    Case c = dense_case(seed, 6);
-    c.dtype = c.out_dtype = DType::f32;
-    c.batch = 1;
-    c.head_dim_qk = 8;
-    c.head_dim_v = 16;
+    Case c = with(dense_case(seed, 6), {.dtype = DType::f32, .batch = 1, .head_dim_qk = 8, .head_dim_v = 16});
     c.seqlen_q = std::clamp<std::int64_t>(c.seqlen_q, 1, 6);
     c.seqlen_k = std::clamp<std::int64_t>(c.seqlen_k, 1, 6);
     Call call(c);

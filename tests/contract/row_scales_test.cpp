@@ -11,10 +11,7 @@ constexpr double nan_value = std::numeric_limits<double>::quiet_NaN();
 constexpr int by_row = 3;
 
 Case row_scale_case(DType keys, std::int64_t page_size, DType dtype = DType::bf16) {
-  Case c = cache_case(dtype, page_size);
-  c.key_dtype = keys;
-  c.scales = by_row;
-  return c;
+  return with(cache_case(dtype, page_size), {.key_dtype = keys, .scales = by_row});
 }
 
 const std::vector<DType> eight_bits{DType::e4m3, DType::s8};
@@ -23,8 +20,7 @@ TEST(Contract17_RowScales, PagesOfAnySize) {
   for (const DType keys : eight_bits) {
     for (const DType dtype : float_dtypes) {
       for (const std::int64_t page_size : {1, 3, 16, 100}) {
-        Case c = row_scale_case(keys, page_size, dtype);
-        c.options.causal = page_size != 3;
+        Case c = with(row_scale_case(keys, page_size, dtype), {.causal = page_size != 3});
         c.options.check = page_size == 16;
         if (page_size == 16) c.scale_layout.order = {0, 2, 1};
         for (const std::int64_t seqlen_q : {1, 5, 70}) {
@@ -50,10 +46,9 @@ TEST(Contract17_RowScales, EveryFeature) {
     if (random.chance(0.5)) c.scale_layout.pad = 5;
     c.threads = static_cast<int>(random.between(1, 3));
     if (seed > 10) {
-      c.dtype = c.out_dtype = DType::bf16;
+      c.dtype = DType::bf16;
     } else if (seed % 3 == 0) {
-      c.dtype = DType::e4m3;
-      c.out_dtype = DType::f32;
+      change(c, {.dtype = DType::e4m3, .out_dtype = DType::f32});
       c.key_dtype = {};
       c.mask_function = "le(mod(k, 5), 3)";
     }
@@ -65,15 +60,11 @@ TEST(Contract17_RowScales, EveryFeature) {
 TEST(Contract17_RowScales, EntriesChosenByIndexAndPaddingOnTheLeft) {
   for (const DType keys : eight_bits) {
     for (const std::int64_t seqlen_q : {1, 75}) {
-      Case c = plain_case(DType::bf16);
-      c.key_dtype = keys;
+      Case c = with(plain_case(DType::bf16), {.key_dtype = keys, .batch = 3, .seqlen_q = seqlen_q});
       c.scales = by_row;
-      c.seqlen_q = seqlen_q;
-      c.batch = 3;
       c.cache_batch = 5;
       c.cache_index = {4, 0, 4};
-      c.used_k = {139, 17, 139};
-      c.options.causal = true;
+      change(c, {.used_k = {139, 17, 139}, .causal = true});
       run_everywhere(c);
       c.leftpad = {0, 17, 60};
       run_everywhere(c);
@@ -90,15 +81,12 @@ TEST(Contract17_RowScales, EightBitQueriesAndF32OnRowsThatAreNoCache) {
     for (const DType dtype : {DType::f32, DType::e4m3}) {
       Case c = plain_case(dtype);
       if (dtype == DType::f32) c.key_dtype = DType::s8;
-      c.scales = by_row;
-      c.seqlen_q = seqlen_q;
+      change(c, {.seqlen_q = seqlen_q, .scales = by_row});
       run_everywhere(c);
       c.used_k = {139, 77};
       run_everywhere(c);
     }
-    Case c = plain_case(DType::f32);
-    c.key_dtype = DType::e4m3;
-    c.scales = by_row;
+    Case c = with(plain_case(DType::f32), {.key_dtype = DType::e4m3, .scales = by_row});
     pack_four_sequences(c);
     run_everywhere(c);
   }
@@ -107,13 +95,9 @@ TEST(Contract17_RowScales, EightBitQueriesAndF32OnRowsThatAreNoCache) {
 TEST(Contract17_RowScales, RowsThatSeeOneKey) {
   for (const DType keys : eight_bits) {
     for (const std::int64_t seqlen_q : {1, 129}) {
-      Case c = row_scale_case(keys, 16);
-      c.seqlen_q = seqlen_q;
-      c.used_k = {1, 16, 17};
-      c.options.causal = true;
+      Case c = with(row_scale_case(keys, 16), {.seqlen_q = seqlen_q, .used_k = {1, 16, 17}, .causal = true});
       run_everywhere(c);
-      c.options.window_left = 0;
-      c.options.softcap = 2.0F;
+      change(c, {.softcap = 2.0F, .window_left = 0});
       run_everywhere(c);
     }
   }
@@ -122,9 +106,7 @@ TEST(Contract17_RowScales, RowsThatSeeOneKey) {
 /// Scales of rows of zeros are 0; negative ones turn the signs.
 TEST(Contract17_RowScales, ZeroAndNegativeScales) {
   for (const std::int64_t seqlen_q : {2, 70}) {
-    Case c = row_scale_case(DType::e4m3, 16);
-    c.seqlen_q = seqlen_q;
-    Call call(c);
+    Call call(with(row_scale_case(DType::e4m3, 16), {.seqlen_q = seqlen_q}));
     for (Box* scale : {&call.k_scale, &call.v_scale}) {
       for (std::int64_t n = 0; n < scale->numel(); n += 3) {
         if (!std::isnan(scale->get(n))) scale->set(n, n % 2 == 0 ? 0.0 : -scale->get(n));
@@ -139,9 +121,7 @@ TEST(Contract07_NaN, ScalesByRowKeepIt) {
   for (const DType keys : eight_bits) {
     for (const bool of_v : {false, true}) {
       for (const std::int64_t seqlen_q : {2, 70}) {
-        Case c = row_scale_case(keys, 16);
-        c.seqlen_q = seqlen_q;
-        c.options.causal = true;
+        Case c = with(row_scale_case(keys, 16), {.seqlen_q = seqlen_q, .causal = true});
         Call call(c);
         const std::int64_t last = c.used_k[0] - 1;  // the last query alone sees it
         // A NaN in a V that a mask hides may reach rows of its tile: all rows see the other key.
@@ -165,18 +145,14 @@ TEST(Contract07_NaN, ScalesByRowKeepIt) {
 
 TEST(Contract18_RowScales, PagesGiveTheBitsOfContiguousKeys) {
   for (const DType keys : eight_bits) {
-    Case dense = plain_case(DType::bf16);
-    dense.key_dtype = keys;
-    dense.scales = by_row;
+    Case dense = with(plain_case(DType::bf16), {.key_dtype = keys, .scales = by_row});
     dense.leftpad = {0};  // a cache, which no runner copies first
     expect_bits_of_pages(dense, 299, {1, 16, 19});
   }
 }
 
 TEST(Contract16_RowScales, ARequestDoesNotNoticeAPrefillBesideIt) {
-  Case both = row_scale_case(DType::e4m3, 16);
-  both.options.split_size = 256;
-  expect_bits_beside_a_prefill(both, 755);
+  expect_bits_beside_a_prefill(with(row_scale_case(DType::e4m3, 16), {.split_size = 256}), 755);
 }
 
 }  // namespace

@@ -13,9 +13,7 @@ namespace {
 TEST(Contract13_Independence, ThreadsRunningAtOnceDoNotDisturbEachOther) {
   for (const DType dtype : float_dtypes) {
     Case first = plain_case(dtype);
-    Case second = varlen_case(dtype, {90, 3, 41});
-    second.seed = 2;
-    second.options.causal = true;
+    Case second = with(varlen_case(dtype, {90, 3, 41}), {.causal = true, .seed = 2});
     first.options.deterministic = second.options.deterministic = true;
     Call a(first);
     Call b(second);
@@ -146,12 +144,8 @@ TEST(Contract14_Workspace, CudaGraph) {
 TEST(Contract15_Reproducible, ForwardAlwaysBackwardIfAsked) {
   for (const DType dtype : float_dtypes) {
     for (const std::int64_t d : {8, 40, 64, 96, 128, 192, 256}) {
-      Case c = plain_case(dtype);
-      c.head_dim_qk = c.head_dim_v = d;
-      c.options.causal = d % 16 == 0;
-      c.options.deterministic = true;
-      c.sink = true;
-      c.threads = 3;
+      Case c = with(plain_case(dtype), {.head_dim = d, .causal = d % 16 == 0, .deterministic = true});
+      change(c, {.sink = true, .threads = 3});
       Call call(c);
       on_every_runner(c, [&](Runner& runner) {
         const Results first = run(runner, call);
@@ -166,14 +160,8 @@ TEST(Contract15_Reproducible, ForwardAlwaysBackwardIfAsked) {
 
 TEST(Contract15_Reproducible, ShortQueriesOverLongKeys) {
   for (const DType dtype : float_dtypes) {
-    Case c = plain_case(dtype);
-    c.batch = 1;
-    c.heads_q = 8;
-    c.heads_kv = 1;
-    c.seqlen_q = 1;
-    c.seqlen_k = 3000;
-    c.options.deterministic = true;
-    c.threads = 3;
+    Case c = with(plain_case(dtype), {.batch = 1, .heads_q = 8, .heads_kv = 1, .seqlen_q = 1});
+    change(c, {.seqlen_k = 3000, .deterministic = true, .threads = 3});
     run_everywhere(c);
     Call call(c);
     on_every_runner(c, [&](Runner& runner) {
@@ -187,12 +175,10 @@ TEST(Contract15_Reproducible, ShortQueriesOverLongKeys) {
 
 TEST(Contract16_BatchInvariance, ASequenceAloneGivesTheBitsItGivesInABatch) {
   for (const DType dtype : float_dtypes) {
-    Case together = varlen_case(dtype, {1, 70, 300, 0, 5});
-    together.lengths_k = {900, 70, 310, 0, 64};
+    Case together = with(varlen_case(dtype, {1, 70, 300, 0, 5}), {.lengths_k = {900, 70, 310, 0, 64}});
     together.options.causal = true;
     Call all(together);
-    Case single = varlen_case(dtype, {300});
-    single.lengths_k = {310};
+    Case single = with(varlen_case(dtype, {300}), {.lengths_k = {310}});
     single.options = together.options;
     Call alone(single);
     const auto take = [](const Box& from, Box& to, std::int64_t row, std::int64_t width) {

@@ -8,44 +8,28 @@ namespace {
 // work.
 
 TEST(Contract09_Sizes, BatchBeyond65535) {
-  Case c = plain_case(DType::f32);
-  c.batch = 70000;
-  c.heads_q = c.heads_kv = 1;
-  c.head_dim_qk = c.head_dim_v = 8;
-  c.seqlen_q = 2;
-  c.seqlen_k = 3;
-  c.threads = 2;
+  Case c = with(plain_case(DType::f32), {.batch = 70000, .heads = 1, .head_dim = 8, .seqlen_q = 2});
+  change(c, {.seqlen_k = 3, .threads = 2});
   run_everywhere(c);
 }
 
 TEST(Contract09_Sizes, HeadsBeyond65535) {
-  Case c = plain_case(DType::bf16);
-  c.batch = 1;
-  c.heads_q = 70000;
-  c.heads_kv = 35000;
-  c.head_dim_qk = c.head_dim_v = 8;
-  c.seqlen_q = 1;
-  c.seqlen_k = 2;
-  c.threads = 2;
+  Case c = with(plain_case(DType::bf16), {.batch = 1, .heads_q = 70000, .heads_kv = 35000, .head_dim = 8});
+  change(c, {.seqlen_q = 1, .seqlen_k = 2, .threads = 2});
   run_everywhere(c);
 }
 
 TEST(Contract09_Sizes, SequencesBeyond65535) {
-  Case c = varlen_case(DType::f32, std::vector<std::int64_t>(70000, 1));
-  c.heads_q = c.heads_kv = 1;
-  c.head_dim_qk = c.head_dim_v = 8;
+  Case c = with(varlen_case(DType::f32, std::vector<std::int64_t>(70000, 1)), {.heads = 1, .head_dim = 8});
   c.lengths_q[5] = c.lengths_k[5] = 40;
   c.threads = 2;
   run_everywhere(c);
 }
 
 TEST(Contract09_Sizes, QueryBlocksBeyond65535) {
-  Case c = plain_case(DType::f16);
-  c.batch = c.heads_q = c.heads_kv = 1;
-  c.head_dim_qk = c.head_dim_v = 8;
+  Case c = with(plain_case(DType::f16), {.batch = 1, .heads = 1, .head_dim = 8});
   c.seqlen_q = 66000 * 16;  // more blocks than 65,535 for tiles of up to 16 rows
-  c.seqlen_k = 1;
-  c.threads = 2;
+  change(c, {.seqlen_k = 1, .threads = 2});
   c.q.expanded = 0b0010;  // one row of memory
   c.dout.expanded = 0b0010;
   Call call(c);
@@ -67,18 +51,12 @@ Layout far_apart(std::int64_t pad) {
 
 TEST(Contract09_Sizes, TensorsBeyond2To31Elements) {
   for (const DType dtype : float_dtypes) {
-    Case c = plain_case(dtype);
-    c.batch = 2;
-    c.heads_q = 2;
-    c.heads_kv = 1;
-    c.head_dim_qk = c.head_dim_v = 64;
-    c.seqlen_q = c.seqlen_k = 70;
+    Case c = with(plain_case(dtype), {.batch = 2, .heads_q = 2, .heads_kv = 1, .head_dim = 64, .seqlen = 70});
     constexpr std::int64_t span = (std::int64_t{1} << 32) + (std::int64_t{1} << 30);
     c.q = c.out = c.dq = c.dout = far_apart(span / (2 * 70 * 2));
     c.k = c.v = c.dk = c.dv = far_apart(span / (2 * 70));
     run_everywhere(c);
-    Case packed = varlen_case(dtype, {70, 30});
-    packed.heads_q = packed.heads_kv = 1;
+    Case packed = with(varlen_case(dtype, {70, 30}), {.heads = 1});
     packed.q = packed.out = packed.dq = packed.dout = packed.k = packed.v = packed.dk = packed.dv =
         far_apart(span / 100);
     run_everywhere(packed);
@@ -129,11 +107,7 @@ TEST(Contract10_Strides, InputsInAnyLayoutGiveTheSameBits) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
     for (const auto& [name, layout] : layouts(true)) {
       SCOPED_TRACE(name);
-      Case c = plain_case(dtype);
-      c.seqlen_q = 70;
-      c.seqlen_k = 70;
-      c.options.causal = true;
-      c.options.deterministic = true;
+      Case c = with(plain_case(dtype), {.seqlen = 70, .causal = true, .deterministic = true});
       c.q = c.k = c.v = c.dout = layout;
       Call call(c);
       Call plain = contiguous_copy(call);
@@ -147,8 +121,7 @@ TEST(Contract10_Strides, OutputsInAnyLayoutGiveTheSameBits) {
   for (const DType dtype : float_dtypes) {
     for (const auto& [name, layout] : layouts(false)) {
       SCOPED_TRACE(name);
-      Case c = plain_case(dtype);
-      c.options.deterministic = true;
+      Case c = with(plain_case(dtype), {.deterministic = true});
       c.out = c.dq = c.dk = c.dv = layout;
       c.lse_layout = Layout{.order = {1, 0, 2}, .pad = 9, .base_offset = 1};
       run_everywhere(c);  // also that nothing between the elements is written
@@ -163,17 +136,14 @@ TEST(Contract10_Strides, OutputsInAnyLayoutGiveTheSameBits) {
 TEST(Contract10_Strides, SizeOneDimensionsMayHaveAnyStride) {
   const Layout odd{.order = {}, .odd_unit_strides = true};
   for (const DType dtype : float_dtypes) {
-    Case c = plain_case(dtype);
-    c.batch = c.heads_q = c.heads_kv = 1;
+    Case c = with(plain_case(dtype), {.batch = 1, .heads = 1});
     c.q = c.k = c.v = c.out = c.dout = c.dq = c.dk = c.dv = c.lse_layout = odd;
     run_everywhere(c);
     c.seqlen_q = 1;
     run_everywhere(c);
-    c.seqlen_q = 9;
-    c.seqlen_k = 1;
+    change(c, {.seqlen_q = 9, .seqlen_k = 1});
     run_everywhere(c);
-    c.head_dim_qk = 8;
-    c.head_dim_v = 16;
+    change(c, {.head_dim_qk = 8, .head_dim_v = 16});
     run_everywhere(c);
   }
 }
@@ -181,11 +151,7 @@ TEST(Contract10_Strides, SizeOneDimensionsMayHaveAnyStride) {
 TEST(Contract10_Strides, FusedQkvAndItsGradientInOneBufferEach) {
   constexpr std::int64_t batch = 2, rows = 70, heads = 3, d = 40;
   for (const DType dtype : float_dtypes) {
-    Case c = plain_case(dtype);
-    c.batch = batch;
-    c.seqlen_q = c.seqlen_k = rows;
-    c.heads_q = c.heads_kv = heads;
-    c.head_dim_qk = c.head_dim_v = d;
+    Case c = with(plain_case(dtype), {.batch = batch, .heads = heads, .head_dim = d, .seqlen = rows});
     c.options.causal = true;
     Call call(c);
     const Expected expected = expect(call, Pass::backward);
@@ -238,11 +204,7 @@ TEST(Contract10_Strides, FusedQkvAndItsGradientInOneBufferEach) {
 TEST(Contract11_HeadDims, EveryMultipleOf8) {
   for (std::int64_t d = 8; d <= 256; d += 8) {
     Case c = plain_case(d % 24 == 0 ? DType::f16 : d % 16 == 0 ? DType::f32 : DType::bf16);
-    c.batch = 1;
-    c.seqlen_q = 33;
-    c.seqlen_k = 70;
-    c.head_dim_qk = c.head_dim_v = d;
-    c.options.causal = true;
+    change(c, {.batch = 1, .head_dim = d, .seqlen_q = 33, .seqlen_k = 70, .causal = true});
     run_everywhere(c);
   }
 }
@@ -251,11 +213,7 @@ TEST(Contract11_HeadDims, ValuesOfAnotherDimension) {
   for (const DType dtype : float_dtypes) {
     for (const auto& [d_qk, d_v] :
          {std::pair{192, 128}, {128, 192}, {8, 256}, {256, 8}, {40, 72}, {64, 104}}) {
-      Case c = plain_case(dtype);
-      c.batch = 1;
-      c.head_dim_qk = d_qk;
-      c.head_dim_v = d_v;
-      run_everywhere(c);
+      run_everywhere(with(plain_case(dtype), {.batch = 1, .head_dim_qk = d_qk, .head_dim_v = d_v}));
     }
   }
 }
@@ -263,9 +221,7 @@ TEST(Contract11_HeadDims, ValuesOfAnotherDimension) {
 TEST(Contract11_HeadDims, OthersArePaddedInside) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
     for (const auto& [d_qk, d_v] : {std::pair{1, 1}, {65, 65}, {7, 33}, {64, 3}, {255, 129}}) {
-      Case c = plain_case(dtype);
-      c.head_dim_qk = d_qk;
-      c.head_dim_v = d_v;
+      Case c = with(plain_case(dtype), {.head_dim_qk = d_qk, .head_dim_v = d_v});
       run_everywhere(c);
       c.q.ends_at_guard = c.k.ends_at_guard = c.v.ends_at_guard = c.out.ends_at_guard = true;
       c.dq.ends_at_guard = c.dk.ends_at_guard = c.dv.ends_at_guard = c.dout.ends_at_guard = true;
@@ -277,15 +233,10 @@ TEST(Contract11_HeadDims, OthersArePaddedInside) {
 TEST(Contract11_HeadDims, QueryHeadsInAnyRatio) {
   for (const DType dtype : float_dtypes) {
     for (const auto& [heads_q, heads_kv] : {std::pair{1, 1}, {5, 1}, {6, 3}, {7, 7}, {16, 2}, {48, 1}}) {
-      Case c = plain_case(dtype);
-      c.batch = 1;
-      c.heads_q = heads_q;
-      c.heads_kv = heads_kv;
-      c.head_dim_qk = c.head_dim_v = 32;
-      c.seqlen_q = 5;
+      Case c = with(plain_case(dtype), {.batch = 1, .heads_q = heads_q, .heads_kv = heads_kv});
+      change(c, {.head_dim = 32, .seqlen_q = 5});
       run_everywhere(c);
-      c.options.causal = c.sink = true;
-      c.seqlen_q = 70;
+      change(c, {.seqlen_q = 70, .causal = true, .sink = true});
       run_everywhere(c);
     }
   }

@@ -17,11 +17,8 @@ void set_row(Box& box, std::int64_t row, std::int64_t width, double value) {
 
 TEST(Contract06_PastTheEnd, WhateverLiesThereTheResultIsTheSame) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
-    Case c = varlen_case(dtype, {40, 66, 3});
-    c.used_k = {40, 20, 0};
-    c.used_q = {31, 66, 3};
-    c.slack_q = c.slack_k = 70;
-    c.options.deterministic = true;
+    Case c = with(varlen_case(dtype, {40, 66, 3}), {.slack_q = 70, .slack_k = 70, .used_q = {31, 66, 3}});
+    change(c, {.used_k = {40, 20, 0}, .deterministic = true});
     Call call(c);
     on_every_runner(c, [&](Runner& runner) {
       std::vector<Results> all;
@@ -75,8 +72,7 @@ TEST(Contract07_NaN, VisibleKeyMakesExactlyItsRowsNaN) {
       expect_nan_key(c, key);
       c.options.causal = true;
       expect_nan_key(c, key);
-      c.options.window_left = 10;
-      c.sink = true;
+      change(c, {.window_left = 10, .sink = true});
       expect_nan_key(c, key);
     }
   }
@@ -84,8 +80,7 @@ TEST(Contract07_NaN, VisibleKeyMakesExactlyItsRowsNaN) {
 
 TEST(Contract07_NaN, QueryMakesExactlyItsRowNaN) {
   for (const DType dtype : float_dtypes) {
-    Case c = plain_case(dtype);
-    c.options.causal = true;
+    Case c = with(plain_case(dtype), {.causal = true});
     Call call(c);
     call.q.set((40 * c.heads_q + 2) * c.head_dim_qk, nan_value);
     run_everywhere(call, false);
@@ -95,9 +90,7 @@ TEST(Contract07_NaN, QueryMakesExactlyItsRowNaN) {
 TEST(Contract07_NaN, InvisibleKeysReachNothing) {
   for (const DType dtype : float_dtypes) {
     for (const double bad : {nan_value, infinity, -infinity}) {
-      Case c = plain_case(dtype);
-      c.seqlen_q = 20;
-      c.seqlen_k = 139;
+      Case c = with(plain_case(dtype), {.seqlen_q = 20, .seqlen_k = 139});
       c.options.window_left = 3;  // keys before 139 - 20 - 3 = 116 are nobody's, in the tile of key 116 too
       c.options.window_right = 0;
       Call call(c);
@@ -137,9 +130,7 @@ TEST(Contract07_NaN, ARowOfInfinitelyLowLogitsIsNaN) {
   for (const DType dtype : float_dtypes) {
     for (const std::int64_t rows : {1, 5, 75, 200}) {
       for (const std::int64_t split : {0, 128}) {
-        Case c = plain_case(dtype);
-        c.seqlen_q = rows;
-        c.options.split_size = split;
+        Case c = with(plain_case(dtype), {.seqlen_q = rows, .split_size = split});
         expect_infinitely_low_keys(c);
         c.options.causal = true;  // of 200 queries 61 see no key
         expect_infinitely_low_keys(c);
@@ -155,18 +146,13 @@ TEST(Contract07_NaN, ARowOfInfinitelyLowLogitsIsNaN) {
 TEST(Contract07_NaN, ARowOfInfinitelyLowLogitsIsNaNThroughCachesAndLongRows) {
   for (const std::int64_t rows : {1, 3, 70}) {
     for (const std::int64_t heads : {2, 16}) {
-      Case c = plain_case(DType::bf16);
-      c.batch = 1;
-      c.seqlen_q = rows;
-      c.heads_q = heads;
+      Case c = with(plain_case(DType::bf16), {.batch = 1, .heads_q = heads, .seqlen_q = rows});
       c.seqlen_k = 1100;
       expect_infinitely_low_keys(c);
       c.options.softcap = 5.0F;
       expect_infinitely_low_keys(c);
       c = cache_case(DType::f16, 16);
-      c.seqlen_q = rows;
-      c.heads_q = heads;
-      c.options.causal = true;
+      change(c, {.heads_q = heads, .seqlen_q = rows, .causal = true});
       expect_infinitely_low_keys(c);
     }
   }

@@ -41,9 +41,7 @@ void make_cache(Random& random, Case& c) {
 /// random_case with these head dimensions, half of the cases from a cache, and v in k or not.
 Case wide_case(std::uint64_t seed, const Shape& shape) {
   Random random(seed + 1);
-  Case c = random_case(seed, 90);
-  c.head_dim_qk = shape.head_dim_qk;
-  c.head_dim_v = shape.head_dim_v;
+  Case c = with(random_case(seed, 90), {.head_dim_qk = shape.head_dim_qk, .head_dim_v = shape.head_dim_v});
   c.batch = std::min<std::int64_t>(c.batch, 2);  // the oracle's time
   for (std::vector<std::int64_t>* lengths : {&c.lengths_q, &c.lengths_k, &c.used_q, &c.used_k}) {
     if (!lengths->empty()) lengths->resize(static_cast<std::size_t>(c.batch));
@@ -97,21 +95,12 @@ TEST(Contract11_WideHeads, ValuesThatAreColumnsOfTheKeys) {
     for (const auto& [heads, seqlen_q] :
          {std::pair{4, 1}, {16, 1}, {16, 2}, {2, 40}, {40, 3}, {128, 1}, {128, 2}}) {
       for (const std::int64_t page_size : {0, 64}) {
-        Case c = plain_case(dtype);
-        c.heads_q = heads;
-        c.heads_kv = 1;
-        c.head_dim_qk = 576;
-        c.head_dim_v = 512;
-        c.seqlen_q = seqlen_q;
-        c.seqlen_k = 256;
-        c.used_k = {219, 64};
+        Case c = with(plain_case(dtype), {.heads_q = heads, .heads_kv = 1, .head_dim_qk = 576});
+        change(c, {.head_dim_v = 512, .seqlen_q = seqlen_q, .seqlen_k = 256, .used_k = {219, 64}});
         if (heads == 40) {  // two tiles of twenty heads, few enough to emulate
-          c.batch = 1;
-          c.used_k = {219};
+          change(c, {.batch = 1, .used_k = {219}});
         }
-        c.page_size = page_size;
-        c.options.causal = true;
-        c.v_in_k = true;
+        change(c, {.page_size = page_size, .v_in_k = true, .causal = true});
         run_everywhere(c);
       }
     }
@@ -125,10 +114,7 @@ TEST(Contract18_WideHeads, ColumnsOfTheKeysGiveTheBitsOfACopy) {
       for (const std::int64_t seqlen_q : {1, 30}) {
         Case c = plain_case(dtype);
         if (eight_bit) c.key_dtype = DType::e4m3;
-        c.heads_kv = 1;
-        c.head_dim_qk = 576;
-        c.head_dim_v = 512;
-        c.seqlen_q = seqlen_q;
+        change(c, {.heads_kv = 1, .head_dim_qk = 576, .head_dim_v = 512, .seqlen_q = seqlen_q});
         c.v_in_k = true;
         Call one(c);
         c.v_in_k = false;
@@ -147,13 +133,8 @@ TEST(Contract18_WideHeads, ColumnsOfTheKeysGiveTheBitsOfACopy) {
 TEST(Contract11_WideHeads, UpTo1024AndOthersPadded) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
     for (const auto& [d_qk, d_v] : {std::pair{1024, 1024}, {1024, 8}, {8, 1024}, {333, 511}}) {
-      Case c = plain_case(dtype);
-      c.batch = 1;
-      c.seqlen_q = 20;
-      c.seqlen_k = 150;
-      c.head_dim_qk = d_qk;
-      c.head_dim_v = d_v;
-      c.options.causal = true;
+      Case c = with(plain_case(dtype), {.batch = 1, .head_dim_qk = d_qk, .head_dim_v = d_v, .seqlen_q = 20});
+      change(c, {.seqlen_k = 150, .causal = true});
       run_everywhere(c);
       c.seqlen_q = 2;
       run_everywhere(c);

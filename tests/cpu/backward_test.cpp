@@ -3,6 +3,7 @@
 #include "api/make_problem.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/targets/kernels.hpp"
+#include "harness/changes.hpp"
 
 #include <gtest/gtest.h>
 
@@ -193,7 +194,6 @@ TEST(CpuBackward, EqualBitsForAnyNumberOfThreads) {
 /// One long sequence among many short ones, whose sums lie where their keys do once units are many.
 Case uneven_case(DType dtype) {
   Case c{.dtype = dtype,
-         .out_dtype = dtype,
          .batch = 14,
          .heads_q = 4,
          .heads_kv = 2,
@@ -211,10 +211,7 @@ Case uneven_case(DType dtype) {
 TEST(CpuBackward, PackedSequencesGiveEqualBitsForAnyNumberOfThreads) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const unsigned unwanted : {0U, 2U, 4U}) {
-      Case c = uneven_case(dtype);
-      c.unwanted = unwanted;
-      c.threads = 16;
-      Call call(c);
+      Call call(with(uneven_case(dtype), {.unwanted = unwanted, .threads = 16}));
       check(call);
       expect_equal_bits(call, {1, 2, 4, 16, 64, 5});
     }
@@ -223,8 +220,7 @@ TEST(CpuBackward, PackedSequencesGiveEqualBitsForAnyNumberOfThreads) {
 
 TEST(CpuBackward, SequencesThatOverlapStayInTheirMemory) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    Case c = uneven_case(dtype);
-    c.slack_k = 0;
+    Case c = with(uneven_case(dtype), {.slack_k = 0});
     c.dk.ends_at_guard = c.dv.ends_at_guard = true;
     Call call(c);
     fill_forward(call);
@@ -248,7 +244,6 @@ TEST(CpuBackward, GradientsThatNobodyWantsLeaveTheOthersBitsAlone) {
   for (const bool pairwise : {false, true}) {  // a masked tile with a NaN in a key
     for (const DType dtype : {DType::f32, DType::bf16}) {
       Case c{.dtype = dtype,
-             .out_dtype = dtype,
              .heads_q = 4,
              .heads_kv = 2,
              .seqlen_q = 130,

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "harness/changes.hpp"
 #include "harness/runner.hpp"
 
 namespace tandem::harness {
@@ -15,13 +16,8 @@ TEST(Quantized, NeedleAmongManyKeys) {
   constexpr std::int64_t keys = 131072;
   constexpr std::int64_t queries = 8;
   constexpr std::int64_t dim = 64;
-  Case c;
-  c.dtype = DType::bf16;
-  c.head_dim_qk = c.head_dim_v = dim;
-  c.seqlen_q = queries;
-  c.seqlen_k = keys;
-  c.lse = false;
-  c.threads = 2;
+  Case c = with({}, {.dtype = DType::bf16, .head_dim = dim, .seqlen_q = queries, .seqlen_k = keys});
+  change(c, {.lse = false, .threads = 2});
   Call call(c);
   Random random(7);
   const auto needle_of = [](std::int64_t i) { return 16000 * i + 77 * i + 3; };
@@ -60,8 +56,7 @@ TEST(Quantized, NeedleAmongManyKeys) {
   };
   for (const Precision precision : {Precision::fp8, Precision::int8}) {
     for (const bool strict_setting : {false, true}) {
-      call.spec.options.precision = precision;
-      call.spec.options.strict = strict_setting;
+      change(call.spec, {.precision = precision, .strict = strict_setting});
       call.prepare(Pass::forward);
       forward(call.forward_args(), {.threads = 2});
       for (std::int64_t i = 0; i < queries; ++i) EXPECT_EQ(most_like(i), needle_of(i)) << name_of(precision);

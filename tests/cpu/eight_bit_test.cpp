@@ -10,6 +10,7 @@
 
 #include "api/make_problem.hpp"
 #include "cpu/cpu.hpp"
+#include "harness/changes.hpp"
 #include "harness/element.hpp"
 #include "harness/expect.hpp"
 #include "harness/recipe_reference.hpp"
@@ -37,14 +38,8 @@ void fill_with_outliers(Box& box, Random& random) {
 }
 
 Case paper_case() {
-  Case c;
-  c.dtype = DType::f16;
-  c.heads_q = c.heads_kv = 4;
-  c.head_dim_qk = c.head_dim_v = 128;
-  c.seqlen_q = 512;
-  c.seqlen_k = 4096;
-  c.lse = false;
-  c.threads = 2;
+  Case c = with({}, {.dtype = DType::f16, .heads = 4, .head_dim = 128, .seqlen_q = 512, .seqlen_k = 4096});
+  change(c, {.lse = false, .threads = 2});
   return c;
 }
 
@@ -111,8 +106,7 @@ void run_all_precisions(const Case& c) {
   const reference::Forward expected = reference::forward(call.problem());
   for (const Precision precision : precisions) {
     for (const bool strict_setting : {false, true}) {
-      call.spec.options.precision = precision;
-      call.spec.options.strict = strict_setting;
+      change(call.spec, {.precision = precision, .strict = strict_setting});
       const RecipeExpected by_recipe = expect_recipe(call);
       on_every_runner(c, [&](Runner& runner) {
         SCOPED_TRACE(name_of(precision));
@@ -132,11 +126,8 @@ void run_all_precisions(const Case& c) {
 /// sinks, GQA.
 TEST(Quantized, RandomProblems) {
   for (std::uint64_t seed = 0; seed < static_cast<std::uint64_t>(effort(12)); ++seed) {
-    Case c = random_case(seed, 260);
-    c.dtype = seed % 2 == 0 ? DType::f16 : DType::bf16;
-    c.scales = 0;
-    c.amplitude = 1.0;
-    c.options.split_size = 0;
+    Case c = with(random_case(seed, 260), {.dtype = seed % 2 == 0 ? DType::f16 : DType::bf16});
+    change(c, {.split_size = 0, .scales = 0, .amplitude = 1.0});
     if (c.options.scale && std::abs(*c.options.scale) > 0.3F) c.options.scale.reset();
     run_all_precisions(c);
   }
@@ -144,16 +135,8 @@ TEST(Quantized, RandomProblems) {
 
 TEST(Quantized, HeadDimensions) {
   for (const std::int64_t head_dim : {64, 96, 128, 192, 256}) {
-    Case c;
-    c.dtype = DType::bf16;
-    c.heads_q = 4;
-    c.heads_kv = 2;
-    c.head_dim_qk = c.head_dim_v = head_dim;
-    c.packed_q = c.packed_k = true;
-    c.batch = 3;
-    c.lengths_q = {130, 0, 40};
-    c.lengths_k = {200, 7, 129};
-    c.options.causal = true;
+    Case c = with({}, {.dtype = DType::bf16, .batch = 3, .heads_q = 4, .heads_kv = 2, .head_dim = head_dim});
+    change(c, {.packed = true, .lengths_q = {130, 0, 40}, .lengths_k = {200, 7, 129}, .causal = true});
     run_all_precisions(c);
   }
 }
@@ -164,14 +147,8 @@ TEST(Quantized, AGainErrorOfTwoPercentIsNoticed) {
   for (const auto& [rows, keys] : {std::pair{160, 700}, {20, 6250}}) {
     for (const Precision precision : precisions) {
       for (const bool strict_setting : {false, true}) {
-        Case c;
-        c.dtype = DType::bf16;
-        c.heads_q = 2;
-        c.seqlen_q = rows;
-        c.seqlen_k = keys;
-        c.options.causal = true;
-        c.options.precision = precision;
-        c.options.strict = strict_setting;
+        Case c = with({}, {.dtype = DType::bf16, .heads_q = 2, .seqlen_q = rows, .seqlen_k = keys});
+        change(c, {.causal = true, .precision = precision, .strict = strict_setting});
         Call call(c);
         const RecipeExpected expected = expect_recipe(call);
         SCOPED_TRACE(std::string(name_of(precision)) + (strict_setting ? ", strict: " : ": ") + c.describe());
@@ -210,20 +187,11 @@ std::vector<double> first_rows(const Box& box, std::int64_t count, std::int64_t 
 TEST(Quantized, StrictResultsDoNotDependOnTheFuture) {
   for (const Precision precision : precisions) {
     for (const bool strict_setting : {false, true}) {
-      Case whole_spec;
-      whole_spec.dtype = DType::bf16;
-      whole_spec.heads_q = whole_spec.heads_kv = 2;
-      whole_spec.head_dim_qk = 64;
-      whole_spec.head_dim_v = 32;
-      whole_spec.seqlen_q = whole_spec.seqlen_k = 300;
-      whole_spec.options.causal = true;
-      whole_spec.options.precision = precision;
-      whole_spec.options.strict = strict_setting;
+      Case whole_spec = with({}, {.dtype = DType::bf16, .heads = 2, .head_dim_qk = 64, .head_dim_v = 32});
+      change(whole_spec, {.seqlen = 300, .causal = true, .precision = precision, .strict = strict_setting});
       Call whole(whole_spec);
       for (const std::int64_t length : {2, 77, 128, 201}) {
-        Case part_spec = whole_spec;
-        part_spec.seqlen_q = part_spec.seqlen_k = length;
-        Call part(part_spec);
+        Call part(with(whole_spec, {.seqlen = length}));
         for (std::int64_t i = 0; i < part.q.numel(); ++i) part.q.set(i, whole.q.get(i));
         for (std::int64_t i = 0; i < part.k.numel(); ++i) part.k.set(i, whole.k.get(i));
         for (std::int64_t i = 0; i < part.v.numel(); ++i) part.v.set(i, whole.v.get(i));
@@ -247,20 +215,10 @@ TEST(Quantized, StrictResultsDoNotDependOnTheFuture) {
 
 TEST(Quantized, ThreadsAndBatchesDoNotChangeABit) {
   for (const Precision precision : precisions) {
-    Case c;
-    c.dtype = DType::f16;
-    c.batch = 2;
-    c.heads_q = 4;
-    c.heads_kv = 2;
-    c.head_dim_qk = 96;
-    c.head_dim_v = 72;
-    c.seqlen_q = 150;
-    c.seqlen_k = 333;
-    c.options.precision = precision;
+    Case c = with({}, {.dtype = DType::f16, .batch = 2, .heads_q = 4, .heads_kv = 2, .head_dim_qk = 96});
+    change(c, {.head_dim_v = 72, .seqlen_q = 150, .seqlen_k = 333, .precision = precision});
     Call call(c);
-    Case alone_spec = c;
-    alone_spec.batch = 1;
-    Call alone(alone_spec);
+    Call alone(with(c, {.batch = 1}));
     const auto copy_second = [](const Box& from, Box& to) {
       for (std::int64_t i = 0; i < to.numel(); ++i) to.set(i, from.get(to.numel() + i));
     };
@@ -289,14 +247,8 @@ TEST(Quantized, ThreadsAndBatchesDoNotChangeABit) {
 TEST(Quantized, NaNReachesTheRowsThatSeeIt) {
   for (const Precision precision : precisions) {
     for (const bool strict_setting : {false, true}) {
-      Case c;
-      c.dtype = DType::bf16;
-      c.seqlen_q = c.seqlen_k = 200;
-      c.head_dim_qk = c.head_dim_v = 32;
-      c.options.window_left = 20;
-      c.options.window_right = 7;
-      c.options.precision = precision;
-      c.options.strict = strict_setting;
+      Case c = with({}, {.dtype = DType::bf16, .head_dim = 32, .seqlen = 200, .window_left = 20});
+      change(c, {.window_right = 7, .precision = precision, .strict = strict_setting});
       Call call(c);
       constexpr std::int64_t bad_key = 100;
       constexpr std::int64_t bad_query = 9;
@@ -318,12 +270,7 @@ TEST(Quantized, NaNReachesTheRowsThatSeeIt) {
 /// The bar: at 128k of context the error is at most twice that at 1k, in every setting.
 TEST(Quantized, ErrorGrowsLittleWithTheContext) {
   const auto errors = [](std::int64_t keys) {
-    Case c = paper_case();
-    c.heads_q = c.heads_kv = 1;
-    c.head_dim_qk = c.head_dim_v = 64;
-    c.seqlen_q = 48;
-    c.seqlen_k = keys;
-    Call call(c);
+    Call call(with(paper_case(), {.heads = 1, .head_dim = 64, .seqlen_q = 48, .seqlen_k = keys}));
     Random random(3);
     for (Box* box : {&call.q, &call.k, &call.v}) fill_with_outliers(*box, random);
     const std::vector<double> expected = reference::forward(call.problem()).out;

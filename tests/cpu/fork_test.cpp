@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpu/common/config.hpp"
+#include "harness/changes.hpp"
 #include "harness/runner.hpp"
 
 namespace tandem::cpu {
@@ -32,9 +33,7 @@ int status_of_child(const std::function<bool()>& f) {
 
 /// libgomp's threads stay with the parent: a child that waited for them would do so for ever.
 TEST(Fork, AChildOfAProcessWithThreadsComputes) {
-  Case c;
-  c.seqlen_q = c.seqlen_k = 300;
-  Call call(c);
+  Call call(harness::with({}, {.seqlen = 300}));
   const auto run = [&call] {
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       call.prepare(pass);

@@ -13,6 +13,7 @@
 #include "cpu/cpu.hpp"
 #include "cpu/reference/reference.hpp"
 #include "cpu/targets/kernels.hpp"
+#include "harness/changes.hpp"
 #include "harness/expect.hpp"
 #include "harness/runner.hpp"
 
@@ -32,13 +33,8 @@ TEST(Forward, TileEdges) {
     for (const std::int64_t seqlen_q : {1, 2, 7, 8, 9, 16, 17, 47, 63, 64, 65, 129}) {
       for (const std::int64_t seqlen_k : {1, 2, 15, 16, 63, 64, 65, 127, 128, 129, 257}) {
         for (const bool causal : {false, true}) {
-          Case c;
-          c.dtype = dtype;
-          c.head_dim_qk = 16;
-          c.head_dim_v = 24;
-          c.seqlen_q = seqlen_q;
-          c.seqlen_k = seqlen_k;
-          c.options.causal = causal;
+          Case c = with({}, {.dtype = dtype, .head_dim_qk = 16, .head_dim_v = 24, .seqlen_q = seqlen_q});
+          change(c, {.seqlen_k = seqlen_k, .causal = causal});
           forward_everywhere(c);
         }
       }
@@ -49,12 +45,8 @@ TEST(Forward, TileEdges) {
 TEST(Forward, EveryHeadDimension) {
   for (std::int64_t head_dim = 1; head_dim <= 40; ++head_dim) {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
-      Case c;
-      c.dtype = dtype;
-      c.head_dim_qk = head_dim;
-      c.head_dim_v = 41 - head_dim;
-      c.seqlen_q = 37;
-      c.seqlen_k = 70;
+      Case c = with({}, {.dtype = dtype, .head_dim_qk = head_dim, .head_dim_v = 41 - head_dim});
+      change(c, {.seqlen_q = 37, .seqlen_k = 70});
       forward_everywhere(c);
     }
   }
@@ -65,14 +57,8 @@ TEST(Forward, ShortQueriesOfTinyHeads) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
     for (const std::int64_t head_dim : {1, 2, 3}) {
       for (const auto& [heads_q, heads_kv, seqlen_q] : {std::tuple{8, 1, 1}, {16, 8, 4}}) {
-        Case c;
-        c.dtype = dtype;
-        c.heads_q = heads_q;
-        c.heads_kv = heads_kv;
-        c.head_dim_qk = head_dim;
-        c.head_dim_v = 1;
-        c.seqlen_q = seqlen_q;
-        c.seqlen_k = 100;
+        Case c = with({}, {.dtype = dtype, .heads_q = heads_q, .heads_kv = heads_kv});
+        change(c, {.head_dim_qk = head_dim, .head_dim_v = 1, .seqlen_q = seqlen_q, .seqlen_k = 100});
         forward_everywhere(c);
       }
     }
@@ -82,12 +68,7 @@ TEST(Forward, ShortQueriesOfTinyHeads) {
 /// Maxima that keep rising by more and by less than the threshold below which rows are not rescaled.
 TEST(Forward, RisingMaxima) {
   for (const double step : {0.01, 0.06, 1.0}) {
-    Case c;
-    c.head_dim_qk = c.head_dim_v = 8;
-    c.seqlen_q = 20;
-    c.seqlen_k = 1000;
-    c.options.scale = 1.0F;
-    Call call(c);
+    Call call(with({}, {.head_dim = 8, .seqlen_q = 20, .seqlen_k = 1000, .scale = 1.0F}));
     for (std::int64_t i = 0; i < call.q.numel(); ++i)
       call.q.set(i, i % 8 == 0 ? (i % 16 == 0 ? 1.0 : -1.0) : 0.0);
     for (std::int64_t i = 0; i < call.k.numel(); ++i) {
@@ -101,11 +82,7 @@ TEST(Forward, RisingMaxima) {
 /// magnitude, beside rows that stay below.
 TEST(Forward, MaximaThatCrossIntoTheFarForm) {
   for (const auto& levels : {std::array{726810.0, 726816.0, 726823.0}, {-726823.0, -726816.0, -726810.0}}) {
-    Case c;
-    c.head_dim_qk = c.head_dim_v = 8;
-    c.seqlen_q = 20;
-    c.seqlen_k = 384;
-    c.options.scale = 1.0F;
+    Case c = with({}, {.head_dim = 8, .seqlen_q = 20, .seqlen_k = 384, .scale = 1.0F});
     Call call(c);
     for (std::int64_t i = 0; i < call.q.numel(); ++i) {
       call.q.set(i, i % 8 == 0 ? (i % 16 == 0 ? 1.0 : 0x1p-10) : i % 8 == 1 ? 1.0 : 0.0);
@@ -134,12 +111,7 @@ TEST(Forward, TheOnlyKeyOfARowLeavesItsLogitAsLse) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const auto& [batch, rows] : {std::pair{60, 1}, {10, 8}, {3, 40}}) {
       for (const float scale : {0.17677669F, -1.0F, 3.3F}) {
-        Case c;
-        c.dtype = c.out_dtype = dtype;
-        c.batch = batch;
-        c.seqlen_q = c.seqlen_k = rows;
-        c.options.window_left = c.options.window_right = 0;
-        c.options.scale = scale;
+        Case c = with({}, {.dtype = dtype, .batch = batch, .seqlen = rows, .scale = scale, .window = 0});
         Call call(c);
         // One product a dot product: whatever the order of its additions, the sum is the same.
         for (Box* box : {&call.q, &call.k}) {
@@ -166,12 +138,7 @@ TEST(Forward, TheOnlyKeyOfARowLeavesItsLogitAsLse) {
 TEST(Forward, ASoftcapOf1e30ChangesNothing) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const std::int64_t seqlen_q : {1, 70}) {
-      Case c;
-      c.dtype = c.out_dtype = dtype;
-      c.seqlen_q = seqlen_q;
-      c.seqlen_k = 200;
-      c.options.softcap = 1e30F;
-      run_everywhere(c);
+      run_everywhere(with({}, {.dtype = dtype, .seqlen_q = seqlen_q, .seqlen_k = 200, .softcap = 1e30F}));
     }
   }
 }
@@ -197,18 +164,9 @@ TEST(Forward, ThreadsDoNotChangeABit) {
 TEST(Forward, ShortQueriesAgainstManyKeys) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
     for (const std::int64_t seqlen_q : {1, 2, 3}) {
-      Case c;
-      c.dtype = dtype;
-      c.heads_q = 4;
-      c.heads_kv = 2;
-      c.head_dim_qk = 72;
-      c.head_dim_v = 40;
-      c.seqlen_q = seqlen_q;
-      c.seqlen_k = 3333;
-      c.options.causal = true;
-      c.options.window_left = seqlen_q == 2 ? 1500 : -1;
-      c.options.softcap = seqlen_q == 3 ? 20.0F : 0.0F;
-      c.sink = seqlen_q == 1;
+      Case c = with({}, {.dtype = dtype, .heads_q = 4, .heads_kv = 2, .head_dim_qk = 72, .head_dim_v = 40});
+      change(c, {.seqlen_q = seqlen_q, .seqlen_k = 3333, .softcap = seqlen_q == 3 ? 20.0F : 0.0F});
+      change(c, {.causal = true, .window_left = seqlen_q == 2 ? 1500 : -1, .sink = seqlen_q == 1});
       Call call(c);
       forward_everywhere(call);
       on_every_runner(c, [&](Runner& runner) {
@@ -229,11 +187,7 @@ TEST(Forward, ShortQueriesAgainstManyKeys) {
 /// A larger tile, as larger problems get, changes no bit of a row.
 TEST(Forward, TileSizeDoesNotChangeABit) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    Case c;
-    c.dtype = dtype;
-    c.seqlen_q = 300;
-    c.seqlen_k = 450;
-    c.options.window_left = 130;
+    Case c = with({}, {.dtype = dtype, .seqlen_q = 300, .seqlen_k = 450, .window_left = 130});
     c.options.window_right = 10;
     Call call(c);
     const Problem problem = make_problem(call.forward_args());
@@ -255,12 +209,7 @@ TEST(Forward, TileSizeDoesNotChangeABit) {
 }
 
 TEST(Forward, ThousandsOfShortSequences) {
-  Case c;
-  c.batch = 3000;
-  c.packed_q = c.packed_k = true;
-  c.head_dim_qk = c.head_dim_v = 8;
-  c.heads_q = 4;
-  c.heads_kv = 2;
+  Case c = with({}, {.batch = 3000, .heads_q = 4, .heads_kv = 2, .head_dim = 8, .packed = true});
   Random random(1);
   for (std::int64_t b = 0; b < c.batch; ++b) {
     c.lengths_q.push_back(random.between(0, 3));

@@ -1,6 +1,7 @@
 // Rows that see one key, on every instruction set: P is 1 and dS is 0, bit for bit.
 #include <gtest/gtest.h>
 
+#include "harness/changes.hpp"
 #include "harness/expect.hpp"
 #include "harness/runner.hpp"
 
@@ -28,17 +29,9 @@ TEST(OneKey, OutIsItsValueAndTheScoresGradientIsZero) {
     for (const auto& [batch, rows] : {std::pair{30, 1}, {5, 3}, {5, 8}, {3, 16}, {2, 70}, {1, 300}}) {
       for (const std::int64_t head_dim : {8, 37, 64}) {
         for (const float softcap : {0.0F, 2.0F}) {
-          Case c;
-          c.dtype = c.out_dtype = dtype;
-          c.batch = batch;
-          c.heads_q = c.heads_kv = 2;
-          c.seqlen_q = c.seqlen_k = rows;
-          c.head_dim_qk = head_dim;
-          c.head_dim_v = head_dim + 5;
-          c.options.window_left = c.options.window_right = 0;
-          c.options.scale = 0.3F;
-          c.options.softcap = softcap;
-          c.amplitude = 3.0;
+          Case c = with({}, {.dtype = dtype, .batch = batch, .heads = 2, .head_dim_qk = head_dim});
+          change(c, {.head_dim_v = head_dim + 5, .seqlen = rows, .scale = 0.3F, .softcap = softcap});
+          change(c, {.window = 0, .amplitude = 3.0});
           expect_copies(c);
         }
       }
@@ -51,11 +44,7 @@ TEST(OneKey, ALogitThatIsNotFiniteMakesItsRowNan) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const std::int64_t rows : {1, 40}) {
       for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
-        Case c;
-        c.dtype = c.out_dtype = dtype;
-        c.seqlen_q = c.seqlen_k = rows;
-        c.options.window_left = c.options.window_right = 0;
-        Call call(c);
+        Call call(with({}, {.dtype = dtype, .seqlen = rows, .window = 0}));
         call.k.set(0, bad);
         run_everywhere(call);
       }

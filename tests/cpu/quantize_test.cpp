@@ -10,6 +10,7 @@
 #include "cpu/cpu.hpp"
 #include "cpu/targets/kernels.hpp"
 #include "harness/call.hpp"
+#include "harness/changes.hpp"
 #include "harness/element.hpp"
 
 namespace tandem::harness {
@@ -195,13 +196,8 @@ TEST(Quantize, RotationIsOrthogonal) {
 TEST(Quantize, SumsOfIntegerProductsAreExact) {
   constexpr std::int64_t rows = 200;
   for (const std::int64_t dim : {64, 256}) {
-    Case c;
-    c.dtype = DType::bf16;
-    c.seqlen_q = c.seqlen_k = rows;
-    c.head_dim_qk = dim;
-    c.head_dim_v = 8;
-    c.options.window_left = c.options.window_right = 0;
-    c.options.precision = Precision::int8;
+    Case c = with({}, {.dtype = DType::bf16, .head_dim_qk = dim, .head_dim_v = 8, .seqlen = rows});
+    change(c, {.window = 0, .precision = Precision::int8});
     c.options.strict = true;  // no mean: lse is the product of quantized values alone
     c.options.scale = 1.0F;
     Call call(c);

@@ -6,6 +6,7 @@
 
 #include "api/make_problem.hpp"
 #include "cpu/cpu.hpp"
+#include "harness/changes.hpp"
 #include "harness/quantized.hpp"
 #include "harness/runner.hpp"
 
@@ -13,16 +14,8 @@ namespace tandem::harness {
 namespace {
 
 Case grouped_case() {
-  Case c;
-  c.dtype = DType::bf16;
-  c.batch = 2;
-  c.heads_q = 4;
-  c.heads_kv = 2;
-  c.head_dim_qk = 72;
-  c.head_dim_v = 40;
-  c.seqlen_q = 150;
-  c.seqlen_k = 300;
-  c.options.causal = true;
+  Case c = with({}, {.dtype = DType::bf16, .batch = 2, .heads_q = 4, .heads_kv = 2, .head_dim_qk = 72});
+  change(c, {.head_dim_v = 40, .seqlen_q = 150, .seqlen_k = 300, .causal = true});
   return c;
 }
 
@@ -67,12 +60,8 @@ TEST(QuantizedInput, AreAttendedToAsTheRecipeDoes) {
 }
 
 TEST(QuantizedInput, OfPackedSequencesHaveScalesByRow) {
-  Case c = grouped_case();
-  c.batch = 3;
-  c.packed_q = c.packed_k = true;
-  c.lengths_q = {40, 0, 131};
-  c.lengths_k = {130, 7, 140};
-  c.slack_k = 3;
+  Case c = with(grouped_case(), {.batch = 3, .packed = true, .lengths_q = {40, 0, 131}});
+  change(c, {.lengths_k = {130, 7, 140}, .slack_k = 3});
   const Call call(c);
   EXPECT_EQ(bits_of_quantized(call, DType::e4m3, Granularity::row),
             bits_of_recipe(call, OperandType::e4m3, ScaleGroup::row));
@@ -159,13 +148,9 @@ TEST(MixedInput, WithOneScaleAreAttendedToWithoutRounding) {
   for (const DType type : {DType::e4m3, DType::s8}) {
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
       for (const std::int64_t seqlen_q : {1, 3, 150}) {
-        Case c = grouped_case();
-        c.dtype = dtype;
-        c.seqlen_q = seqlen_q;
+        Case c = with(grouped_case(), {.dtype = dtype, .seqlen_q = seqlen_q});
         check_factors(c, type);
-        c.head_dim_qk = 128;
-        c.head_dim_v = 35;
-        c.used_k = {1, 299};
+        change(c, {.head_dim_qk = 128, .head_dim_v = 35, .used_k = {1, 299}});
         check_factors(c, type);
       }
     }
@@ -175,9 +160,7 @@ TEST(MixedInput, WithOneScaleAreAttendedToWithoutRounding) {
 /// A scale of each (batch, kv head) is that head's one scale.
 TEST(MixedInput, WithScalesByHeadAreThoseOfEachHead) {
   for (const std::int64_t seqlen_q : {2, 150}) {
-    Case c = grouped_case();
-    c.seqlen_q = seqlen_q;
-    c.batch = 1;
+    Case c = with(grouped_case(), {.batch = 1, .seqlen_q = seqlen_q});
     Call all(c);
     quantize_keys_and_values(all, DType::e4m3, Granularity::head);
     all.prepare(Pass::forward);
@@ -205,12 +188,9 @@ TEST(MixedInput, AreAttendedToAsTheirValues) {
   for (const DType type : {DType::e4m3, DType::s8}) {
     for (const Granularity g : {Granularity::block, Granularity::row}) check_mixed(c, type, g);
   }
-  c.dtype = DType::f16;
-  c.options.softcap = 5.0F;
-  c.threads = 2;
+  change(c, {.dtype = DType::f16, .softcap = 5.0F, .threads = 2});
   check_mixed(c, DType::e4m3, Granularity::block);
-  c.dtype = DType::f32;
-  c.used_k = {211, 0};
+  change(c, {.dtype = DType::f32, .used_k = {211, 0}});
   check_mixed(c, DType::e4m3, Granularity::row);
   c.seqlen_q = 1;  // a step of decoding
   c.head_dim_v = 35;
@@ -218,13 +198,8 @@ TEST(MixedInput, AreAttendedToAsTheirValues) {
 }
 
 TEST(MixedInput, OfPackedSequencesAndAnyLayout) {
-  Case c = grouped_case();
-  c.batch = 3;
-  c.packed_q = c.packed_k = true;
-  c.lengths_q = {40, 0, 131};
-  c.lengths_k = {130, 7, 140};
-  c.used_k = {130, 3, 77};
-  c.slack_k = 3;
+  Case c = with(grouped_case(), {.batch = 3, .packed = true, .lengths_q = {40, 0, 131}});
+  change(c, {.lengths_k = {130, 7, 140}, .slack_k = 3, .used_k = {130, 3, 77}});
   c.k.pad = 3;
   c.k.base_offset = 1;
   c.v.order = {1, 0, 2};

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "harness/changes.hpp"
 #include "harness/error_of.hpp"
 #include "harness/runner.hpp"
 #include "tandem/error.hpp"
@@ -54,11 +55,7 @@ void expect_early_end(const Args& args, std::initializer_list<int> numbers_of_th
 }
 
 Case long_case(DType dtype) {
-  Case c;
-  c.dtype = c.out_dtype = dtype;
-  c.head_dim_qk = c.head_dim_v = 256;
-  c.seqlen_q = c.seqlen_k = 12000;
-  return c;
+  return harness::with({}, {.dtype = dtype, .head_dim = 256, .seqlen = 12000});
 }
 
 TEST(Stop, AForwardCallEndsWhereItIsInterrupted) {
@@ -78,10 +75,7 @@ TEST(Stop, ABackwardCallEndsWhereItIsInterrupted) {
 /// One tile of queries and many keys is one piece of work, which ends in its midst if it is the caller's own
 /// thread's.
 TEST(Stop, ATileOfManyKeysEndsWhereItIsInterrupted) {
-  Case c = long_case(DType::f32);
-  c.seqlen_q = 60;
-  c.seqlen_k = 1200000;
-  c.head_dim_qk = c.head_dim_v = 64;
+  Case c = with(long_case(DType::f32), {.head_dim = 64, .seqlen_q = 60, .seqlen_k = 1200000});
   c.options.softcap = 30.0F;  // which takes longer
   const Call call(c);
   expect_early_end(call.forward_args(), {1}, 1);
@@ -121,9 +115,7 @@ TEST(Stop, QuantizeEndsWhereItIsInterrupted) {
 }
 
 TEST(Stop, ACallThatIsNotInterruptedHasItsBits) {
-  Case c;
-  c.seqlen_q = c.seqlen_k = 900;
-  Call call(c);
+  Call call(harness::with({}, {.seqlen = 900}));
   call.prepare(Pass::forward);
   forward(call.forward_args(), Execution{.threads = 2});
   const auto expected = call.out.raw();

@@ -8,6 +8,7 @@
 
 #include "gpu_cases.hpp"
 #include "gpu_runner.hpp"
+#include "harness/changes.hpp"
 #include "harness/expect.hpp"
 #include "harness/long_sums.hpp"
 
@@ -75,20 +76,11 @@ INSTANTIATE_TEST_SUITE_P(Backward, GpuBackwardRandom, testing::Range(1, 101));
 // Ping-pong begins at 512 queries, at 1024 with a mask, and the staggered start of tiles of 128 at 2048.
 TEST_F(GpuBackward, LongSequencesMatchTheOracle) {
   for (const std::int64_t head_dim : {64, 128}) {
-    Case c = small_case(DType::bf16, 1030, 1100);
-    c.heads_q = 2;
-    c.heads_kv = 1;
-    c.head_dim_qk = c.head_dim_v = head_dim;
-    Case causal = c;
-    causal.options.causal = true;
-    Case window = c;
-    window.options.window_left = 200;
-    window.options.window_right = 0;
-    Case varlen = causal;
-    varlen.used_k = {901};
-    Case full = c;
-    full.heads_q = 1;
-    full.seqlen_q = full.seqlen_k = 2050;
+    Case c = with(small_case(DType::bf16, 1030, 1100), {.heads_q = 2, .heads_kv = 1, .head_dim = head_dim});
+    Case causal = with(c, {.causal = true});
+    Case window = with(c, {.window_left = 200, .window_right = 0});
+    Case varlen = with(causal, {.used_k = {901}});
+    Case full = with(c, {.heads_q = 1, .seqlen = 2050});
     for (Case spec : {causal, window, varlen, full}) {
       for (const bool deterministic : {false, true}) {
         spec.options.deterministic = deterministic;
@@ -114,13 +106,8 @@ TEST_F(GpuBackward, LongSumsKeepTheirDigits) {
 TEST_F(GpuBackward, KeysGradientsAreBitwiseReproducibleAndQueriesWhereAsked) {
   for (const bool causal : {false, true}) {
     for (const std::int64_t head_dim : {64, 128, 256}) {
-      Case c = small_case(DType::bf16, 1500, 1500);
-      c.batch = 2;
-      c.heads_q = 8;
-      c.heads_kv = 2;
-      c.head_dim_qk = c.head_dim_v = head_dim;
-      c.options.causal = causal;
-      c.sink = true;
+      Case c = with(small_case(DType::bf16, 1500, 1500), {.batch = 2, .heads_q = 8, .heads_kv = 2});
+      change(c, {.head_dim = head_dim, .causal = causal, .sink = true});
       for (const bool deterministic : {false, true}) {
         c.options.deterministic = deterministic;
         Call call(c);
@@ -150,9 +137,7 @@ TEST_F(GpuBackward, KeysGradientsAreBitwiseReproducibleAndQueriesWhereAsked) {
 /// Blocks of a fixed order wait for each other: two such grids, half of each resident, would never end.
 TEST_F(GpuBackward, FixedOrdersOnSeveralStreamsEnd) {
   for (const std::int64_t head_dim : {64, 256}) {
-    Case c = small_case(DType::bf16, 2048, 2048);
-    c.heads_q = c.heads_kv = 24;
-    c.head_dim_qk = c.head_dim_v = head_dim;
+    Case c = with(small_case(DType::bf16, 2048, 2048), {.heads = 24, .head_dim = head_dim});
     c.options.deterministic = true;
     std::vector<std::unique_ptr<Call>> calls;
     for (int i = 0; i < 4; ++i) {

@@ -10,6 +10,7 @@
 #include "api/make_problem.hpp"
 #include "gpu_cases.hpp"
 #include "gpu_runner.hpp"
+#include "harness/changes.hpp"
 #include "harness/expect.hpp"
 #include "harness/quantized.hpp"
 #include "harness/recipe_reference.hpp"
@@ -102,8 +103,7 @@ struct Setting {
 };
 
 Case with_setting(Case c, const Setting& setting) {
-  c.options.precision = setting.precision;
-  c.options.strict = setting.strict;
+  change(c, {.precision = setting.precision, .strict = setting.strict});
   c.options.split_size = 0;  // refused with a precision, whose scales depend on a sequence's other rows
   return c;
 }
@@ -156,8 +156,7 @@ TEST_P(QuantizedWideHeads, MatchTheCpu) {
   for (const Shape& shape : shapes_of({dims}, {DType::bf16}))
     check_eight_bit(with_setting(case_of(shape, 300), setting));
   Case c = with_setting(case_of({qk, v, DType::bf16, Shape::causal}, 300), setting);
-  c.used_q = {300, 131};
-  c.used_k = {201, 364};
+  change(c, {.used_q = {300, 131}, .used_k = {201, 364}});
   check_eight_bit(c);
 }
 
@@ -188,9 +187,7 @@ TEST_P(Quantized, NothingToDoIsDone) {
 
 /// Causal heads of 64 are planned otherwise from some number of keys on (eight_bit/plan.cpp).
 TEST_P(Quantized, LongSequencesMatchTheCpu) {
-  Case c = with_setting(small_case(DType::bf16, 900, 6250));
-  c.heads_q = 3;
-  c.head_dim_qk = c.head_dim_v = 64;
+  Case c = with(with_setting(small_case(DType::bf16, 900, 6250)), {.heads_q = 3, .head_dim = 64});
   c.options.causal = true;
   check_eight_bit(c);
   // A gain error that no element of a long sequence shows is noticed.
@@ -200,19 +197,14 @@ TEST_P(Quantized, LongSequencesMatchTheCpu) {
 /// A causal result of a strict setting does not depend on what comes later, in any bit.
 TEST_P(Quantized, StrictResultsAreThoseOfThePrefix) {
   if (!GetParam().strict) GTEST_SKIP() << "not promised";
-  Case c = with_setting(small_case(DType::bf16, 700, 700));
-  c.heads_q = 4;
-  c.heads_kv = 2;
-  c.head_dim_qk = c.head_dim_v = 128;
-  c.options.causal = true;
+  Case c = with(with_setting(small_case(DType::bf16, 700, 700)), {.heads_q = 4, .heads_kv = 2});
+  change(c, {.head_dim = 128, .causal = true});
   Call whole(c);
   GpuRunner runner;
   whole.prepare(Pass::forward);
   runner.forward(whole);
   for (const std::int64_t rows : {1, 200, 512}) {
-    Case shorter = c;
-    shorter.seqlen_q = shorter.seqlen_k = rows;
-    Call prefix(shorter);
+    Call prefix(with(c, {.seqlen = rows}));
     for (const auto& [to, from] :
          {std::pair{&prefix.q, &whole.q}, {&prefix.k, &whole.k}, {&prefix.v, &whole.v}}) {
       for (std::int64_t i = 0; i < to->numel(); ++i) to->set(i, from->get(i));
@@ -242,10 +234,7 @@ TEST_P(QuantizedInput, MatchTheCpu) {
   const auto& [how, shape] = GetParam();
   check(case_of(shape, 300), how);
   if (how.granularity != Granularity::row && how.granularity != Granularity::tensor) return;
-  Case packed = case_of(shape, 300);
-  packed.batch = 3;
-  packed.packed_q = packed.packed_k = true;
-  packed.lengths_q = {40, 0, 131};
+  Case packed = with(case_of(shape, 300), {.batch = 3, .packed = true, .lengths_q = {40, 0, 131}});
   packed.lengths_k = {130, 7, 140};
   for (const int pad : {3, 16}) {  // TMA reads rows 16 bytes apart
     packed.q.pad = packed.k.pad = packed.v.pad = pad;
@@ -293,15 +282,10 @@ TEST_P(QuantizedInputInPlace, GiveTheBitsOfArrangedOnes) {
   const auto& [head_dim, causal, packed] = GetParam();
   for (const std::int64_t seqlen : {100, 1000, 4500}) {
     Case c = with_setting(small_case(DType::bf16, seqlen, seqlen), {Precision::fp8, false});
-    c.batch = 3;
-    c.heads_q = 4;
-    c.heads_kv = 2;
-    c.head_dim_qk = c.head_dim_v = head_dim;
-    c.options.causal = causal;
+    change(c, {.batch = 3, .heads_q = 4, .heads_kv = 2, .head_dim = head_dim, .causal = causal});
     if (packed) {
-      c.packed_q = c.packed_k = true;
-      c.lengths_q = c.lengths_k = {seqlen, 7, seqlen - 90};
-      c.used_k = {seqlen - 30, 7, 5};
+      change(c, {.packed = true, .lengths_q = {seqlen, 7, seqlen - 90}});
+      change(c, {.lengths_k = {seqlen, 7, seqlen - 90}, .used_k = {seqlen - 30, 7, 5}});
     }
     SCOPED_TRACE(c.describe());
     const Call in_place = forward(c, true);

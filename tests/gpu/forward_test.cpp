@@ -7,6 +7,7 @@
 #include "gpu/device.hpp"
 #include "gpu_cases.hpp"
 #include "gpu_runner.hpp"
+#include "harness/changes.hpp"
 #include "harness/expect.hpp"
 #include "harness/long_sums.hpp"
 
@@ -73,23 +74,16 @@ TEST_F(Gpu, SumsOverManyKeysKeepTheirDigits) {
 }
 
 TEST_F(Gpu, ManyHeadsAndBatches) {
-  Case c = small_case(DType::f16, 1, 2);
-  c.batch = 70000;
-  c.head_dim_qk = c.head_dim_v = 8;
+  Case c = with(small_case(DType::f16, 1, 2), {.batch = 70000, .head_dim = 8});
   check_forward(c);
-  c.batch = 1;
-  c.heads_q = c.heads_kv = 70000;
+  change(c, {.batch = 1, .heads = 70000});
   check_forward(c);
 }
 
 TEST_F(Gpu, ResultsAreBitwiseReproducible) {
   for (const bool causal : {false, true}) {
-    Case c = small_case(DType::bf16, 1500, 1500);
-    c.batch = 2;
-    c.heads_q = 8;
-    c.heads_kv = 2;
-    c.head_dim_qk = c.head_dim_v = 128;
-    c.options.causal = causal;
+    Case c = with(small_case(DType::bf16, 1500, 1500), {.batch = 2, .heads_q = 8, .heads_kv = 2});
+    change(c, {.head_dim = 128, .causal = causal});
     Call call(c);
     GpuRunner runner;
     call.prepare(Pass::forward);
@@ -108,10 +102,7 @@ TEST_F(Gpu, ResultsAreBitwiseReproducible) {
 TEST_F(Gpu, TwoThreadsOnTwoStreamsAreIndependent) {
   const auto work = [](std::uint64_t seed) {
     for (std::uint64_t i = 0; i < 10; ++i) {
-      Case c = harness::random_case(seed + i, 200);
-      c.dtype = c.out_dtype = DType::bf16;
-      c.scales = 0;
-      check_forward(c);
+      check_forward(with(harness::random_case(seed + i, 200), {.dtype = DType::bf16, .scales = 0}));
     }
   };
   std::jthread other(work, 1000);

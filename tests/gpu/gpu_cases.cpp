@@ -1,4 +1,5 @@
 #include "gpu_cases.hpp"
+#include "harness/changes.hpp"
 
 #include <fmt/format.h>
 
@@ -15,11 +16,7 @@ void GpuTest::SetUp() {
 }
 
 Case small_case(DType dtype, std::int64_t seqlen_q, std::int64_t seqlen_k) {
-  Case c;
-  c.dtype = c.out_dtype = dtype;
-  c.seqlen_q = seqlen_q;
-  c.seqlen_k = seqlen_k;
-  return c;
+  return harness::with({}, {.dtype = dtype, .seqlen_q = seqlen_q, .seqlen_k = seqlen_k});
 }
 
 std::vector<Shape> shapes_of(const std::vector<std::pair<int, int>>& head_dims,
@@ -48,16 +45,11 @@ std::string name_of(const testing::TestParamInfo<Shape>& at) {
 }
 
 Case case_of(const Shape& shape, std::int64_t seqlen) {
-  Case c = small_case(shape.dtype, seqlen, seqlen + 64);
-  c.batch = 2;
-  c.heads_q = 4;
-  c.heads_kv = 2;
-  c.head_dim_qk = shape.head_dim_qk;
-  c.head_dim_v = shape.head_dim_v;
+  Case c = with(small_case(shape.dtype, seqlen, seqlen + 64), {.batch = 2, .heads_q = 4, .heads_kv = 2});
+  change(c, {.head_dim_qk = shape.head_dim_qk, .head_dim_v = shape.head_dim_v});
   c.options.causal = shape.mask == Shape::causal;
   if (shape.mask == Shape::window) {
-    c.options.window_left = 100;
-    c.options.window_right = 30;
+    change(c, {.window_left = 100, .window_right = 30});
   }
   return c;
 }
@@ -65,7 +57,7 @@ Case case_of(const Shape& shape, std::int64_t seqlen) {
 Case random_16_bit_case(int seed) {
   Case c = harness::random_case(static_cast<std::uint64_t>(seed), 400);
   if (c.dtype == DType::f32 || c.dtype == DType::e4m3) {
-    c.dtype = c.out_dtype = seed % 2 != 0 ? DType::f16 : DType::bf16;
+    c.dtype = seed % 2 != 0 ? DType::f16 : DType::bf16;
     c.scales = 0;
   }
   return c;
@@ -76,8 +68,7 @@ std::vector<Case> empty_cases() {
   for (const auto& [batch, q, k] :
        std::vector<std::array<std::int64_t, 3>>{{0, 5, 5}, {2, 0, 5}, {2, 5, 0}, {2, 0, 0}}) {
     Case& c = all.emplace_back(small_case(DType::bf16, q, k));
-    c.batch = batch;
-    c.heads_q = 2;
+    change(c, {.batch = batch, .heads_q = 2});
   }
   return all;
 }

@@ -7,6 +7,7 @@
 #include "api/make_problem.hpp"
 #include "gpu_cases.hpp"
 #include "gpu_runner.hpp"
+#include "harness/changes.hpp"
 #include "harness/recipe_reference.hpp"
 #include "harness/sample.hpp"
 #include "ops/backward/plan.hpp"
@@ -37,11 +38,8 @@ std::string name_of_tile(const Tile& t) {
 }
 
 Case case_of(const Tile& t, DType dtype) {
-  Case c = small_case(dtype, t.rows, t.rows);
-  c.heads_q = 2;
-  c.head_dim_qk = c.head_dim_v = t.head_dim;
-  c.options.causal = t.causal;
-  c.options.deterministic = t.deterministic;
+  Case c = with(small_case(dtype, t.rows, t.rows), {.heads_q = 2, .head_dim = t.head_dim});
+  change(c, {.causal = t.causal, .deterministic = t.deterministic});
   return c;
 }
 
@@ -157,11 +155,8 @@ class TimedEightBitTiles : public testing::TestWithParam<EightBitTile> {};
 
 TEST_P(TimedEightBitTiles, FollowTheRecipeInTheLastRows) {
   const EightBitTile& tile = GetParam();
-  Case c = small_case(DType::bf16, tile.rows, tile.rows);
-  c.heads_q = 2;
-  c.head_dim_qk = c.head_dim_v = tile.head_dim;
-  c.options.causal = tile.causal;
-  c.options.precision = tile.precision;
+  Case c = with(small_case(DType::bf16, tile.rows, tile.rows), {.heads_q = 2, .head_dim = tile.head_dim});
+  change(c, {.causal = tile.causal, .precision = tile.precision});
   Call call(c);
   const EightBitConfig config =
       choose_eight_bit_config(CallFacts(make_problem(call.forward_args())), recipe_of(tile.precision, false));

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "changes.hpp"
 #include "harness/element.hpp"
 #include "harness/expect.hpp"
 #include "harness/runner.hpp"
@@ -120,9 +121,7 @@ TEST(Expect, ExactResultsPass) {
 }
 
 TEST(Expect, UnwrittenAndWrongElementsFail) {
-  Case c;
-  c.dtype = c.out_dtype = DType::bf16;
-  Call call(c);
+  Call call(with({}, {.dtype = DType::bf16, .out_dtype = DType::bf16}));
   const Expected e = expect(call, Pass::forward);
   call.prepare(Pass::forward);
   EXPECT_FALSE(correct(call, Pass::forward, e));  // nothing written
@@ -141,10 +140,7 @@ TEST(Expect, UnwrittenAndWrongElementsFail) {
 
 /// Where no key is seen LSE is -infinity, and nothing else.
 TEST(Expect, OnlyInfinityIsInfinity) {
-  Case c;
-  c.dtype = c.out_dtype = DType::bf16;
-  c.seqlen_k = 0;
-  Call call(c);
+  Call call(with({}, {.dtype = DType::bf16, .out_dtype = DType::bf16, .seqlen_k = 0}));
   const Expected e = expect(call, Pass::forward);
   ASSERT_EQ(e.lse.values[3], -INFINITY);
   call.prepare(Pass::forward);
@@ -170,10 +166,7 @@ TEST(Expect, SixteenBitBoundIsTight) {
   // The yardstick of the accuracy rule has to be about the dtype's precision, or the bound would allow
   // anything.
   for (const auto& [dtype, limit] : {std::pair{DType::bf16, 0.02}, std::pair{DType::f16, 0.0025}}) {
-    Case c;
-    c.dtype = c.out_dtype = dtype;
-    c.seqlen_q = c.seqlen_k = 256;
-    const Call call(c);
+    const Call call(with({}, {.dtype = dtype, .seqlen = 256}));
     const Expected e = expect(call, Pass::forward);
     EXPECT_LT(e.out.bound.absolute, limit);
     EXPECT_GT(e.out.bound.absolute, 4e-5);
@@ -184,10 +177,7 @@ TEST(Expect, SixteenBitBoundIsTight) {
 /// largest elements' roundings.
 TEST(Expect, ResultsThatAreOffAsAWholeFail) {
   for (const DType dtype : {DType::bf16, DType::f16}) {
-    Case c;
-    c.dtype = c.out_dtype = dtype;
-    c.seqlen_q = c.seqlen_k = 300;
-    Call call(c);
+    Call call(with({}, {.dtype = dtype, .seqlen = 300}));
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       const Expected e = expect(call, pass);
       call.prepare(pass);
@@ -220,10 +210,7 @@ TEST(Expect, ResultsThatAreOffAsAWholeFail) {
 /// A gradient that nearly cancels is mostly error: its RMS may be what fused attention's is, and its gain
 /// anything that such errors make of it.
 TEST(Expect, WhatIsLeftOfCancelledTermsHasNoGain) {
-  Case c;
-  c.dtype = c.out_dtype = DType::bf16;
-  c.seqlen_q = c.seqlen_k = 100;
-  Call call(c);
+  Call call(with({}, {.dtype = DType::bf16, .out_dtype = DType::bf16, .seqlen = 100}));
   for (std::int64_t n = 0; n < call.v.numel(); ++n) call.v.set(n, 1.0 + 1e-3 * call.v.get(n));
   run_everywhere(call);
   const Expected e = expect(call, Pass::backward);

@@ -1,4 +1,5 @@
 #include "long_sums.hpp"
+#include "changes.hpp"
 
 namespace tandem::harness {
 namespace {
@@ -7,11 +8,7 @@ constexpr std::int64_t head_dim = 8;
 
 /// One head of `head_dim` channels, all 0 but for what `set` gives rows.
 Call zero_call(DType dtype, std::int64_t rows, std::int64_t keys) {
-  Case c;
-  c.dtype = c.out_dtype = dtype;
-  c.head_dim_qk = c.head_dim_v = head_dim;
-  c.seqlen_q = rows;
-  c.seqlen_k = keys;
+  Case c = with({}, {.dtype = dtype, .head_dim = head_dim, .seqlen_q = rows, .seqlen_k = keys});
   c.options.scale = 1.0F;
   Call call(c);
   for (Box* box : {&call.q, &call.k, &call.v, &call.dout}) {

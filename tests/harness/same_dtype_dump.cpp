@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "call.hpp"
+#include "changes.hpp"
 #include "cpu/reference/reference.hpp"
 #include "same_dtype.hpp"
 
@@ -22,18 +23,11 @@ Case parse(std::span<char*> arguments) {
   const std::string dtype = arguments[0];
   Case c;
   for (const DType candidate : {DType::f16, DType::bf16}) {
-    if (dtype == name_of(candidate)) c.dtype = c.out_dtype = candidate;
+    if (dtype == name_of(candidate)) c.dtype = candidate;
   }
-  c.batch = number(1);
-  c.heads_q = number(2);
-  c.heads_kv = number(3);
-  c.seqlen_q = number(4);
-  c.seqlen_k = number(5);
-  c.head_dim_qk = number(6);
-  c.head_dim_v = number(7);
-  c.options.causal = number(8) != 0;
-  c.options.softcap = std::stof(arguments[9]);
-  c.dlse = number(10) != 0;
+  change(c, {.batch = number(1), .heads_q = number(2), .heads_kv = number(3), .head_dim_qk = number(6)});
+  change(c, {.head_dim_v = number(7), .seqlen_q = number(4), .seqlen_k = number(5)});
+  change(c, {.softcap = std::stof(arguments[9]), .causal = number(8) != 0, .dlse = number(10) != 0});
   return c;
 }
 

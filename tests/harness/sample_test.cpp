@@ -1,5 +1,6 @@
 // The sample of a call's results: it agrees with the oracle, and a wrong result in it does not pass.
 #include "harness/sample.hpp"
+#include "changes.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -14,16 +15,8 @@ namespace tandem::harness {
 namespace {
 
 Case long_case(DType dtype, bool causal) {
-  Case c;
-  c.dtype = c.out_dtype = dtype;
-  c.batch = 2;
-  c.heads_q = 4;
-  c.heads_kv = 2;
-  c.seqlen_q = 150;
-  c.seqlen_k = 170;
-  c.head_dim_qk = 32;
-  c.head_dim_v = 24;
-  c.options.causal = causal;
+  Case c = with({}, {.dtype = dtype, .batch = 2, .heads_q = 4, .heads_kv = 2, .head_dim_qk = 32});
+  change(c, {.head_dim_v = 24, .seqlen_q = 150, .seqlen_k = 170, .causal = causal});
   return c;
 }
 
@@ -76,8 +69,7 @@ TEST_P(Sample, RightResultsPassByTheOraclesValuesAndBounds) {
   std::map<std::string, double> bounds;  // logarithms of the sample's over the oracle's
   constexpr int calls = 6;
   for (int seed = 1; seed <= calls; ++seed) {
-    Case c = long_case(dtype, causal);
-    c.seed = static_cast<std::uint64_t>(seed);
+    Case c = with(long_case(dtype, causal), {.seed = static_cast<std::uint64_t>(seed)});
     Call call(c);
     run(call);
     for (const Pass pass : {Pass::forward, Pass::backward}) {
@@ -146,9 +138,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, Sample,
                          });
 
 TEST(SampleParts, FewRowsAreAllCompared) {
-  Case c;
-  c.seqlen_q = c.seqlen_k = 40;
-  const Call call(c);
+  const Call call(with({}, {.seqlen = 40}));
   for (const Part& part : sample_parts(call.problem(), 1)) {
     EXPECT_EQ(part.first, 0);
     EXPECT_EQ(part.count, 40);
@@ -156,9 +146,7 @@ TEST(SampleParts, FewRowsAreAllCompared) {
 }
 
 TEST(SampleParts, OtherProblemsAreRefused) {
-  Case c;
-  c.options.window_left = 3;
-  const Call call(c);
+  const Call call(with({}, {.window_left = 3}));
   const Problem problem = call.problem();
   EXPECT_THROW(compare_sample(problem, DType::f32, Pass::forward, sample_parts(problem, 1)), Error);
 }
