@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <random>
 #include <set>
+#include <string>
 
 #include "api/overlap.hpp"
 #include "tandem/tensor.hpp"
@@ -73,7 +74,6 @@ TEST(Overlap, IsThatOfTheElementSets) {
 
 /// Two tensors in a buffer of this many bf16 elements, by offset, shape and strides.
 struct Pair {
-  const char* what;
   bool share;
   std::array<std::int64_t, 4> shape_x, stride_x;
   std::int64_t offset_y;
@@ -82,74 +82,31 @@ struct Pair {
 
 constexpr std::int64_t n = 100'000;  // tokens
 constexpr std::array<Pair, 10> pairs{{
-    {"heads of a row, interleaved",
-     false,
-     {2, n, 32, 128},
-     {n * 6144, 6144, 192, 1},
-     128,
-     {2, n, 32, 64},
-     {n * 6144, 6144, 192, 1}},
-    {"heads of a row, one element too wide",
-     true,
-     {2, n, 32, 129},
-     {n * 6144, 6144, 192, 1},
-     128,
-     {2, n, 32, 64},
-     {n * 6144, 6144, 192, 1}},
-    {"query and key heads of different widths behind one another",
-     false,
-     {2, n, 8, 192},
-     {n * 2560, 2560, 192, 1},
-     1536,
-     {2, n, 8, 128},
-     {n * 2560, 2560, 128, 1}},
-    {"even and odd rows", false, {1, n, 8, 64}, {0, 1024, 64, 1}, 512, {1, n, 8, 64}, {0, 1024, 64, 1}},
-    {"even rows, and every fourth from the second on",
-     false,
-     {1, 2 * n, 8, 64},
-     {0, 1024, 64, 1},
-     512,
-     {1, n, 8, 64},
-     {0, 2048, 64, 1}},
-    {"even rows, and every third",
-     true,
-     {1, n, 8, 64},
-     {0, 1024, 64, 1},
-     512,
-     {1, n, 8, 64},
-     {0, 1536, 64, 1}},
-    {"halves of the head dimension, heads before rows",
-     false,
-     {4, n, 8, 64},
-     {n * 1024, 128, n * 128, 1},
-     64,
-     {4, 8, n, 64},
-     {n * 1024, n * 128, 128, 1}},
-    {"halves of the batch",
-     false,
-     {3, n, 8, 64},
-     {n * 512, 512, 64, 1},
-     3 * n * 512,
-     {3, n, 8, 64},
-     {n * 512, 512, 64, 1}},
-    {"expanded heads beside one head",
-     false,
-     {1, n, 8, 64},
-     {0, 128, 0, 1},
-     64,
-     {1, n, 1, 64},
-     {0, 128, 77, 1}},
-    {"rows of unrelated widths, columns apart modulo their common divisor",
-     false,
-     {1, n, 1, 256},
-     {0, 1536, 0, 1},
-     256,
-     {1, n, 1, 256},
-     {0, 1024, 0, 1}},
+    // Heads of a row, interleaved
+    {false, {2, n, 32, 128}, {n * 6144, 6144, 192, 1}, 128, {2, n, 32, 64}, {n * 6144, 6144, 192, 1}},
+    // Heads of a row, one element too wide
+    {true, {2, n, 32, 129}, {n * 6144, 6144, 192, 1}, 128, {2, n, 32, 64}, {n * 6144, 6144, 192, 1}},
+    // Query and key heads of different widths behind one another
+    {false, {2, n, 8, 192}, {n * 2560, 2560, 192, 1}, 1536, {2, n, 8, 128}, {n * 2560, 2560, 128, 1}},
+    // Even and odd rows
+    {false, {1, n, 8, 64}, {0, 1024, 64, 1}, 512, {1, n, 8, 64}, {0, 1024, 64, 1}},
+    // Even rows, and every fourth from the second on
+    {false, {1, 2 * n, 8, 64}, {0, 1024, 64, 1}, 512, {1, n, 8, 64}, {0, 2048, 64, 1}},
+    // Even rows, and every third
+    {true, {1, n, 8, 64}, {0, 1024, 64, 1}, 512, {1, n, 8, 64}, {0, 1536, 64, 1}},
+    // Halves of the head dimension, heads before rows
+    {false, {4, n, 8, 64}, {n * 1024, 128, n * 128, 1}, 64, {4, 8, n, 64}, {n * 1024, n * 128, 128, 1}},
+    // Halves of the batch
+    {false, {3, n, 8, 64}, {n * 512, 512, 64, 1}, 3 * n * 512, {3, n, 8, 64}, {n * 512, 512, 64, 1}},
+    // Expanded heads beside one head
+    {false, {1, n, 8, 64}, {0, 128, 0, 1}, 64, {1, n, 1, 64}, {0, 128, 77, 1}},
+    // Rows of unrelated widths, columns apart modulo their common divisor
+    {false, {1, n, 1, 256}, {0, 1536, 0, 1}, 256, {1, n, 1, 256}, {0, 1024, 0, 1}},
 }};
 
 TEST(Overlap, LayoutsOfUsersAreDecidedExactlyAndFast) {
   for (const Pair& p : pairs) {
+    SCOPED_TRACE("pair " + std::to_string(&p - pairs.data()));
     const auto make = [](std::int64_t offset, const auto& shape, const auto& stride) {
       ConstTensor t;
       t.data = reinterpret_cast<const void*>((std::intptr_t{1} << 40) + 2 * offset);
@@ -162,10 +119,10 @@ TEST(Overlap, LayoutsOfUsersAreDecidedExactlyAndFast) {
     const ConstTensor x = make(0, p.shape_x, p.stride_x);
     const ConstTensor y = make(p.offset_y, p.shape_y, p.stride_y);
     const auto start = std::chrono::steady_clock::now();
-    EXPECT_EQ(check::share_memory(x, y), p.share) << p.what;
-    EXPECT_EQ(check::share_memory(y, x), p.share) << p.what << ", the other way round";
+    EXPECT_EQ(check::share_memory(x, y), p.share);
+    EXPECT_EQ(check::share_memory(y, x), p.share) << "the other way round";
     // Microseconds, and what a loaded machine adds to them; a search of all rows would take seconds.
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(50)) << p.what;
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(50));
   }
 }
 
