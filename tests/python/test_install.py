@@ -147,6 +147,8 @@ def test_the_wheel_says_whose_code_is_in_it(wheel: Path) -> None:
     versions = {part["name"]: part["version"] for part in bill["components"]}
     assert versions.keys() == {"fmt", "highway", "nanobind", "robin-map"}  # no jaxlib: pip's build has none
     assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in versions.values()), versions
+    notice = (ROOT / "NOTICE").read_text().lower()
+    assert [name for name in versions if f"  {name} " not in notice] == []
 
 
 def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
