@@ -175,12 +175,8 @@ TEST(Contract08_NoSentinel, LogitsThatOutgrowTheMaximaBeforeThem) {
           const double steps = key < 90 ? 2.0 : key < 300 ? 1.0 : 0.0;
           call.k.set(row * width, falling ? -steps * step : steps * step);  // the logit, at scale 1/8
         }
-        on_every_runner(c, [&](Runner& runner) {
-          const Expected expected = expect(call, Pass::forward);
-          call.prepare(Pass::forward);
-          runner.forward(call);
-          EXPECT_TRUE(correct(call, Pass::forward, expected)) << "step " << step << " falling " << falling;
-        });
+        SCOPED_TRACE("step " + std::to_string(step));
+        run_everywhere(call, false);
       }
     }
   }
@@ -205,13 +201,8 @@ TEST(Contract08_NoSentinel, LogitsThatOutgrowTheMaximaInEverySecondEightRows) {
           call.q.set(row * dims.qk, row / 8 % 2 == growing ? 8.0 : -8.0);
         for (std::int64_t key = 0; key < c.seqlen_k; ++key)  // the logit's size, at scale 1/8
           call.k.set(key * dims.qk, key < 90 ? 24.0 : key < 300 ? 12.0 : 0.0);
-        on_every_runner(c, [&](Runner& runner) {
-          const Expected expected = expect(call, Pass::forward);
-          call.prepare(Pass::forward);
-          runner.forward(call);
-          EXPECT_TRUE(correct(call, Pass::forward, expected))
-              << "head_dim " << dims.qk << ", one query " << one_query << ", growing " << growing;
-        });
+        SCOPED_TRACE("growing " + std::to_string(growing));
+        run_everywhere(call, false);
       }
     }
   }

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <tuple>
 #include <utility>
@@ -26,6 +27,19 @@ void forward_everywhere(Call& call) {
 void forward_everywhere(const Case& spec) {
   Call call(spec);
   forward_everywhere(call);
+}
+
+void expect_bits_of_one_thread(Call& call, std::initializer_list<int> numbers_of_threads) {
+  on_every_runner(call.spec, [&](Runner& runner) {
+    std::vector<std::byte> first;
+    for (const int threads : numbers_of_threads) {
+      call.spec.threads = threads;
+      call.prepare(Pass::forward);
+      runner.forward(call);
+      if (threads == 1) first = call.out.raw();
+      EXPECT_EQ(call.out.raw(), first) << threads << " threads";
+    }
+  });
 }
 
 TEST(Forward, TileEdges) {
@@ -147,16 +161,7 @@ TEST(Forward, ThreadsDoNotChangeABit) {
   for (std::uint64_t seed = 100; seed < 106; ++seed) {
     Case c = random_case(seed, 300);
     Call call(c);
-    on_every_runner(c, [&](Runner& runner) {
-      std::vector<std::byte> first;
-      for (const int threads : {1, 2, 5}) {
-        call.spec.threads = threads;
-        call.prepare(Pass::forward);
-        runner.forward(call);
-        if (threads == 1) first = call.out.raw();
-        EXPECT_EQ(call.out.raw(), first) << threads << " threads";
-      }
-    });
+    expect_bits_of_one_thread(call, {1, 2, 5});
   }
 }
 
@@ -169,17 +174,8 @@ TEST(Forward, ShortQueriesAgainstManyKeys) {
       change(c, {.causal = true, .window_left = seqlen_q == 2 ? 1500 : -1, .sink = seqlen_q == 1});
       Call call(c);
       forward_everywhere(call);
-      on_every_runner(c, [&](Runner& runner) {
-        std::vector<std::byte> first;
-        for (const int threads :
-             {1, 2, 3}) {  // one thread has enough heads to itself, three share the splits
-          call.spec.threads = threads;
-          call.prepare(Pass::forward);
-          runner.forward(call);
-          if (threads == 1) first = call.out.raw();
-          EXPECT_EQ(call.out.raw(), first) << threads << " threads";
-        }
-      });
+      // One thread has enough heads to itself, three share the splits.
+      expect_bits_of_one_thread(call, {1, 2, 3});
     }
   }
 }
