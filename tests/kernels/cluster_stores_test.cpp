@@ -96,10 +96,7 @@ std::vector<float> run(std::uint64_t seed) {
   const emulator::Grid grid{
       .blocks = 2 * blocks, .threads = threads, .shared_bytes = sizeof(Shared<blocks>), .cluster = blocks};
   std::vector<float> sums(static_cast<std::size_t>(grid.blocks) * threads);
-  emulator::Options options;
-  options.seed = seed;
-  options.host_threads = 2;
-  options.buffers = {emulator::writable(sums)};
+  emulator::Options options{.seed = seed, .host_threads = 2, .buffers = {emulator::writable(sums)}};
   emulator::launch([&] { exchange<blocks, mistake>(sums.data()); }, grid, options);
   return sums;
 }

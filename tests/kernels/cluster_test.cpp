@@ -81,10 +81,7 @@ constexpr emulator::Grid grid{.blocks = 6, .threads = threads, .shared_bytes = s
 template <Mistake mistake>
 std::vector<u32> run(std::uint64_t seed) {
   std::vector<u32> sums(grid.blocks * threads);
-  emulator::Options options;
-  options.seed = seed;
-  options.host_threads = 2;
-  options.buffers = {emulator::writable(sums)};
+  emulator::Options options{.seed = seed, .host_threads = 2, .buffers = {emulator::writable(sums)}};
   emulator::launch([&] { exchange<mistake>(sums.data()); }, grid, options);
   return sums;
 }
@@ -217,9 +214,7 @@ std::vector<u32> sums_of_loads(std::uint64_t seed) {
   spec.box = {64, 8, 1, 1};
   const TensorMap map = emulator::encode(spec);
   std::vector<u32> sums(4 * threads);
-  emulator::Options options;
-  options.seed = seed;
-  options.buffers = {emulator::readable(data), emulator::writable(sums)};
+  emulator::Options options{.seed = seed, .buffers = {emulator::readable(data), emulator::writable(sums)}};
   emulator::launch([&] { load_for_both<mistake>(map, sums.data()); },
                    {.blocks = 4, .threads = threads, .shared_bytes = sizeof(LoadShared), .cluster = 2},
                    options);

@@ -33,9 +33,7 @@ TEST(Emulator, RefusesLaunchesThatHardwareRefuses) {
 TEST(Emulator, RunsEveryThreadOfEveryBlockOnAnyNumberOfHostThreads) {
   for (const unsigned host_threads : {1U, 3U}) {
     std::vector<std::uint32_t> seen(7 * 64);
-    emulator::Options options;
-    options.host_threads = host_threads;
-    options.buffers = {emulator::writable(seen)};
+    emulator::Options options{.host_threads = host_threads, .buffers = {emulator::writable(seen)}};
     const auto kernel = [&] {
       ptx::atomic_add(&seen[ptx::block_index() * 64 + ptx::thread_index()], ptx::grid_size());
     };
@@ -47,8 +45,7 @@ TEST(Emulator, RunsEveryThreadOfEveryBlockOnAnyNumberOfHostThreads) {
 /// In which order 64 threads pass a warp's barrier.
 std::vector<std::uint32_t> order(std::uint64_t seed) {
   std::vector<std::uint32_t> threads;
-  emulator::Options options;
-  options.seed = seed;
+  emulator::Options options{.seed = seed};
   emulator::launch(
       [&] {
         ptx::sync_warp();
@@ -188,8 +185,7 @@ enum class Fence { writer, reader, too_early, none };
 
 std::string fault_of_store(Fence where) {
   alignas(16) static u32 target[4];
-  emulator::Options options;
-  options.buffers = {{target, sizeof(target), true}};
+  emulator::Options options{.buffers = {{target, sizeof(target), true}}};
   return fault_of(
       [&] {
         auto* word = reinterpret_cast<u32*>(ptx::dynamic_shared());
@@ -309,8 +305,7 @@ TEST(Emulator, TensorMapsAndTheirBoxesStayInsideTheTensor) {
   spec.strides = {128, 8192, 8192};
   spec.box = {64, 8, 1, 1};
   const auto load = [&](const TensorMap& map, std::size_t bytes, int col = 0) {
-    emulator::Options options;
-    options.buffers = {{data, bytes, false}};
+    emulator::Options options{.buffers = {{data, bytes, false}}};
     return fault_of(
         [&] {
           OneBarrier& s = one_barrier(1);
@@ -328,8 +323,7 @@ TEST(Emulator, TensorMapsAndTheirBoxesStayInsideTheTensor) {
   EXPECT_THAT(load(emulator::encode(spec), sizeof(data), 5), HasSubstr("multiple of 16 bytes"));
   EXPECT_THAT(load(TensorMap{}, sizeof(data)), HasSubstr("not a tensor map"));
   const auto store = [&](int row) {
-    emulator::Options options;
-    options.buffers = {{data, sizeof(data), true}};
+    emulator::Options options{.buffers = {{data, sizeof(data), true}}};
     const TensorMap map = emulator::encode(spec);
     return fault_of(
         [&] {

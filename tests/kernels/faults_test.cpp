@@ -40,13 +40,11 @@ struct Matrix {
     return std::bit_cast<float>(std::uint32_t{data[static_cast<std::size_t>(r * columns + c)]} << 16);
   }
   [[nodiscard]] TensorMap map() const {
-    TensorMapSpec spec;
-    spec.base = data.data();
-    spec.rank = 4;
-    spec.dims = {columns, rows, 1, 1};
-    spec.strides = {columns * 2, columns * rows * 2, columns * rows * 2};
-    spec.box = {64, 64, 1, 1};
-    return emulator::encode(spec);
+    return emulator::encode({.base = data.data(),
+                             .rank = 4,
+                             .dims = {columns, rows, 1, 1},
+                             .strides = {columns * 2, columns * rows * 2, columns * rows * 2},
+                             .box = {64, 64, 1, 1}});
   }
 };
 
@@ -60,10 +58,10 @@ struct Gemm {
 
   template <Mistake mistake>
   void run(std::uint64_t seed) {
-    emulator::Options options;
-    options.seed = seed;
-    options.buffers = {emulator::readable(a.data), emulator::readable(b.data),   emulator::readable(bias),
-                       emulator::writable(c.data), emulator::writable(checksum), emulator::writable(stored)};
+    emulator::Options options{
+        .seed = seed,
+        .buffers = {emulator::readable(a.data), emulator::readable(b.data), emulator::readable(bias),
+                    emulator::writable(c.data), emulator::writable(checksum), emulator::writable(stored)}};
     const GemmParams params{a.map(), b.map(), c.map(), bias.data(), k_blocks, checksum.data(), stored.data()};
     emulator::launch(&pipelined_gemm<mistake>, params,
                      {.blocks = 2, .threads = gemm_threads, .shared_bytes = sizeof(GemmShared)}, options);

@@ -15,9 +15,8 @@ namespace {
 std::vector<unsigned char> emulated() {
   TruthInputs in = truth_inputs();
   std::vector<unsigned char> bytes = blank_truth();
-  emulator::Options options;
-  options.buffers = {emulator::readable(in.bf16), emulator::readable(in.f16), emulator::readable(in.numbers),
-                     emulator::writable(bytes)};
+  emulator::Options options{.buffers = {emulator::readable(in.bf16), emulator::readable(in.f16),
+                                        emulator::readable(in.numbers), emulator::writable(bytes)}};
   TruthParams params =
       truth_params({in.bf16.data(), in.f16.data(), in.numbers.data(), bytes.data()}, &emulator::encode);
   for (int section = 0; section < truth_sections; ++section) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "launch.hpp"
@@ -20,6 +21,7 @@ struct Layout {
 };
 
 void check(const Layout& l) {
+  SCOPED_TRACE(std::to_string(l.rows) + " rows of " + std::to_string(l.head_dim));
   const long long last =
       (l.batch - 1) * l.stride.batch + (l.rows - 1) * l.stride.row + (l.heads - 1) * l.stride.head;
   std::vector<u16> source(static_cast<std::size_t>(l.offset + last + l.head_dim));
@@ -35,8 +37,7 @@ void check(const Layout& l) {
                           .head_dim = l.head_dim,
                           .pitch = pitch};
   const emulator::Grid grid{.blocks = 2, .threads = pack_threads};
-  emulator::Options options;
-  options.buffers = {emulator::readable(source), emulator::writable(target)};
+  emulator::Options options{.buffers = {emulator::readable(source), emulator::writable(target)}};
   if (l.paired) {
     emulator::launch(&pack<PackConfig{.paired = true}>, params, grid, options);
   } else {
@@ -57,54 +58,16 @@ void check(const Layout& l) {
   }
 }
 
-TEST(Pack, TakesAnyStridesElementByElement) {
-  check({.batch = 2,
-         .rows = 5,
-         .heads = 3,
-         .head_dim = 20,
-         .stride = {.batch = 400, .row = 67, .head = 21},
-         .offset = 1,
-         .paired = false});
-}
-
-TEST(Pack, TakesOddHeadDimensions) {
-  check({.batch = 1,
-         .rows = 40,
-         .heads = 2,
-         .head_dim = 65,
-         .stride = {.batch = 0, .row = 130, .head = 65},
-         .offset = 0,
-         .paired = false});
-}
-
-TEST(Pack, TakesPairsWhereTheyAreAligned) {
-  check({.batch = 2,
-         .rows = 7,
-         .heads = 2,
-         .head_dim = 36,
-         .stride = {.batch = 1000, .row = 82, .head = 38},
-         .offset = 2,
-         .paired = true});
-}
-
-TEST(Pack, RepeatsWhatStrideZeroRepeats) {
-  check({.batch = 3,
-         .rows = 4,
-         .heads = 2,
-         .head_dim = 8,
-         .stride = {.batch = 0, .row = 8, .head = 0},
-         .offset = 3,
-         .paired = false});
-}
-
-TEST(Pack, WorksOnMoreThanOneRoundOfTheGrid) {
-  check({.batch = 1,
-         .rows = 600,
-         .heads = 1,
-         .head_dim = 16,
-         .stride = {.batch = 0, .row = 17, .head = 0},
-         .offset = 0,
-         .paired = false});
+/// Any strides, odd head dimensions, pairs where they are aligned, stride 0 that repeats, and more rows than
+/// one round of the grid takes.
+TEST(Pack, TakesEveryElementOfAnyLayout) {
+  for (const Layout& layout : {Layout{2, 5, 3, 20, {.batch = 400, .row = 67, .head = 21}, 1, false},
+                               Layout{1, 40, 2, 65, {.batch = 0, .row = 130, .head = 65}, 0, false},
+                               Layout{2, 7, 2, 36, {.batch = 1000, .row = 82, .head = 38}, 2, true},
+                               Layout{3, 4, 2, 8, {.batch = 0, .row = 8, .head = 0}, 3, false},
+                               Layout{1, 600, 1, 16, {.batch = 0, .row = 17, .head = 0}, 0, false}}) {
+    check(layout);
+  }
 }
 
 /// Queries of e4m3 as 16-bit ones: every value, zeros behind rows, and the products of the scales.
@@ -135,9 +98,9 @@ void check_widened(int head_dim, long long row_stride) {
   params.product = product.data();
   params.sequences = sequences;
   params.heads_kv = heads_kv;
-  emulator::Options options;
-  options.buffers = {emulator::readable(source), emulator::writable(target), emulator::readable(q_scale),
-                     emulator::readable(k_scale), emulator::writable(product)};
+  emulator::Options options{.buffers = {emulator::readable(source), emulator::writable(target),
+                                        emulator::readable(q_scale), emulator::readable(k_scale),
+                                        emulator::writable(product)}};
   emulator::launch(&pack<PackConfig{.paired = paired, .widens = true, .element = element}>, params,
                    {.blocks = 2, .threads = pack_threads}, options);
   for (int r = 0; r < rows; ++r) {

@@ -1,4 +1,5 @@
 #include "quantize_check.hpp"
+#include "harness/changes.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -180,27 +181,15 @@ void check_quantized(const Call& call, const Recipe& recipe, const QuantizeParam
 }
 
 Case quantize_case(DType dtype, std::int64_t head_dim_qk, std::int64_t head_dim_v) {
-  Case c;
-  c.dtype = dtype;
-  c.batch = 2;
-  c.heads_kv = 2;
-  c.heads_q = 4;
-  c.head_dim_qk = head_dim_qk;
-  c.head_dim_v = head_dim_v;
-  c.seqlen_q = 150;
-  c.seqlen_k = 260;
+  Case c = harness::with({}, {.dtype = dtype, .batch = 2, .heads_q = 4, .heads_kv = 2});
+  change(c, {.head_dim_qk = head_dim_qk, .head_dim_v = head_dim_v, .seqlen_q = 150, .seqlen_k = 260});
   c.amplitude = 2.0;
   return c;
 }
 
 void make_varlen(Case& c) {
-  c.batch = 5;
-  c.packed_q = c.packed_k = true;
-  c.lengths_q = {40, 128, 0, 3, 150};
-  c.lengths_k = {130, 0, 128, 60, 7};
-  c.slack_q = 5;
-  c.slack_k = 9;
-  c.used_k = {129, 0, 128, 0, 7};
+  change(c, {.batch = 5, .packed = true, .lengths_q = {40, 128, 0, 3, 150}});
+  change(c, {.lengths_k = {130, 0, 128, 60, 7}, .slack_q = 5, .slack_k = 9, .used_k = {129, 0, 128, 0, 7}});
 }
 
 void make_short(Case& c) {

@@ -6,6 +6,7 @@
 #include "cpu/quantize/quantize.hpp"
 #include "emulated_call.hpp"
 #include "emulated_quantize.hpp"
+#include "harness/changes.hpp"
 #include "harness/element.hpp"
 #include "harness/quantized.hpp"
 #include "ops/quantize/plan.hpp"
@@ -46,8 +47,7 @@ Result run(Call& call, const Recipe& recipe, std::uint64_t seed) {
   const gpu::Workspace space = gpu::quantized_workspace(p, recipe);
   Result r{.scratch = QuantizedScratch(space), .params = {}};
   r.params = gpu::make_quantize_params(p, recipe, space, r.scratch.data);
-  emulator::Options options;
-  options.seed = seed;
+  emulator::Options options{.seed = seed};
   add_buffers(options, call.inputs(), false);
   options.buffers.push_back({r.scratch.data, space.bytes(), true});
   run_quantizer<C>(r.params, options);
@@ -72,15 +72,10 @@ void check_shape(Shape<element, head_dim_qk, head_dim_v> /*shape*/) {
 TEST(Quantize, LongSequencesHaveTheMeanOfASample) {
   constexpr QuantizeConfig dense = config_of(Element::bf16, 64, 32, fp8_recipe, false, true);
   constexpr QuantizeConfig varlen = config_of(Element::bf16, 64, 32, fp8_recipe, true, true);
-  Case c = quantize_case(DType::bf16, 64, 32);
-  c.heads_q = c.heads_kv = 1;
-  c.seqlen_q = 3;
-  c.seqlen_k = 1029;
+  Case c = with(quantize_case(DType::bf16, 64, 32), {.heads = 1, .seqlen_q = 3, .seqlen_k = 1029});
   Call call(c);
   check_quantized(call, fp8_recipe, run<dense>(call, fp8_recipe, 2).params);
-  c.packed_q = c.packed_k = true;
-  c.lengths_q = {3, 4};
-  c.lengths_k = {512, 1150};
+  change(c, {.packed = true, .lengths_q = {3, 4}, .lengths_k = {512, 1150}});
   Call packed(c);
   check_quantized(packed, fp8_recipe, run<varlen>(packed, fp8_recipe, 2).params);
 }
@@ -327,10 +322,9 @@ void check_tensor(std::int64_t used_rows) {
   std::vector<ptx::Vec4> scratch(workspace.bytes() / 16 + 1);
   const QuantizeParams params =
       gpu::make_tensor_params(got.problem, workspace, reinterpret_cast<char*>(scratch.data()));
-  emulator::Options options;
-  options.buffers = {emulator::readable(got.x), emulator::writable(got.quantized),
-                     emulator::writable(got.scales), emulator::writable(got.mean),
-                     emulator::writable(scratch)};
+  emulator::Options options{.buffers = {emulator::readable(got.x), emulator::writable(got.quantized),
+                                        emulator::writable(got.scales), emulator::writable(got.mean),
+                                        emulator::writable(scratch)}};
   emulator::Grid grid{.blocks = static_cast<unsigned>(params.items_k),
                       .threads = quantize_threads,
                       .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))};

@@ -73,8 +73,7 @@ TEST(Recording, HasEachWarpsStepsInOrder) {
 TEST(Recording, IsOfOneBlock) {
   Recording recording;
   recording.block = 2;
-  emulator::Options options;
-  options.recording = &recording;
+  emulator::Options options{.recording = &recording};
   emulator::launch(&handover, 0, {.blocks = 2, .threads = 64, .shared_bytes = 1024}, options);
   EXPECT_TRUE(recording.warps.empty()) << "there is no block 2";
   recording.block = 1;

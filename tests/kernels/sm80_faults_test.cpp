@@ -123,9 +123,8 @@ std::string wrong_with(std::uint64_t seed) {
   const std::vector<u16> a = matrix(rows, 1);
   const std::vector<u16> b = matrix(blocks * rows, 2);
   std::vector<float> out(static_cast<std::size_t>(rows) * blocks * rows, -1e9F);
-  emulator::Options options;
-  options.seed = seed;
-  options.buffers = {emulator::readable(a), emulator::readable(b), emulator::writable(out)};
+  emulator::Options options{
+      .seed = seed, .buffers = {emulator::readable(a), emulator::readable(b), emulator::writable(out)}};
   const std::string fault = fault_of([&] {
     emulator::launch(&copied_gemm<mistake>, Params{a.data(), b.data(), out.data()},
                      {.threads = threads, .shared_bytes = sizeof(Shared)}, options);

@@ -48,9 +48,8 @@ TEST(MergeKernel, TakesAnyNumberOfPartsInOneTensor) {
                                                    .out = Tensor(out.data(), DType::f32, {rows, heads, dim}),
                                                    .lse = Tensor(lse.data(), DType::f32, {heads, rows})});
   ASSERT_TRUE(gpu::parts_are_even(problem));
-  emulator::Options options;
-  options.buffers = {emulator::readable(outs), emulator::readable(lses), emulator::writable(out),
-                     emulator::writable(lse)};
+  emulator::Options options{.buffers = {emulator::readable(outs), emulator::readable(lses),
+                                        emulator::writable(out), emulator::writable(lse)}};
   emulate_merge(problem, options);
   for (std::size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], expected[i], 1e-6);
   for (std::size_t i = 0; i < lse.size(); ++i) EXPECT_NEAR(lse[i], expected_lse[i], 1e-6 * std::abs(lse[i]));
@@ -61,8 +60,7 @@ template <Stored type, bool vectors, int count, typename T>
 void expect_elements_at_their_places(T three) {
   constexpr int columns = 16;
   std::vector<T> row(columns, T{});
-  emulator::Options options;
-  options.buffers = {emulator::writable(row)};
+  emulator::Options options{.buffers = {emulator::writable(row)}};
   emulator::launch(
       [&] {
         float x[count];

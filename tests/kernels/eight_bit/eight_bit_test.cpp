@@ -10,6 +10,7 @@
 #include "cpu/cpu.hpp"
 #include "eight_bit/emulated_eight_bit.hpp"
 #include "emulated_call.hpp"
+#include "harness/changes.hpp"
 #include "harness/recipe_reference.hpp"
 #include "launch.hpp"
 
@@ -145,11 +146,8 @@ TEST_P(EmulatedCausalEightBitTest, DiagonalsBesideTheCornersOfBlocksMatchTheCpu)
     spec.packed_q = spec.packed_k = spec.sink = false;
     spec.used_q.clear();
     spec.used_k.clear();
-    spec.batch = spec.heads_q = spec.heads_kv = 1;
-    spec.seqlen_q = queries;
-    spec.seqlen_k = keys;
-    spec.options.causal = true;
-    spec.options.window_left = spec.options.window_right = -1;
+    change(spec, {.batch = 1, .heads = 1, .seqlen_q = queries, .seqlen_k = keys, .causal = true});
+    change(spec, {.window = -1});
     spec.q = spec.k = spec.v = spec.out = {};
     expect_the_cpus_results(GetParam(), spec, 1);
   }
@@ -180,12 +178,8 @@ TEST(EmulatedEightBitParts, ChangeNoBit) {
 void expect_as_on_the_cpu(const EmulatedEightBit& kernel, void (*spoil)(harness::Call&),
                           std::int64_t keys = 200, std::int64_t heads_q = 1) {
   harness::Case spec;
-  spec.dtype = spec.out_dtype = DType::f16;
-  spec.head_dim_qk = kernel.config.tiling.head_dim_qk;
-  spec.head_dim_v = kernel.config.tiling.head_dim_v;
-  spec.seqlen_q = 200;
-  spec.seqlen_k = keys;
-  spec.heads_q = heads_q;
+  change(spec, {.dtype = DType::f16, .heads_q = heads_q, .head_dim_qk = kernel.config.tiling.head_dim_qk});
+  change(spec, {.head_dim_v = kernel.config.tiling.head_dim_v, .seqlen_q = 200, .seqlen_k = keys});
   spec.options.causal = true;
   SCOPED_TRACE(describe(kernel.config));
   harness::Call call(spec);

@@ -1,5 +1,6 @@
 #include "eight_bit/emulated_eight_bit.hpp"
 #include "api/make_problem.hpp"
+#include "harness/changes.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -153,10 +154,9 @@ Recipe recipe_of(const EightBitConfig& config) {
 harness::Case random_eight_bit_case(std::uint64_t seed, const EightBitConfig& config) {
   Random random(seed + 2000);
   Case c = harness::random_case(seed, 400);
-  c.dtype = c.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
-  c.scales = 0;
-  c.amplitude = 1.0;
-  c.options.split_size = 0;
+  c.dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
+  change(c, {.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16, .split_size = 0});
+  change(c, {.scales = 0, .amplitude = 1.0});
   c.batch = std::min<std::int64_t>(c.batch, 2);
   c.heads_kv = 1;
   c.heads_q = random.between(1, 2);
@@ -180,8 +180,7 @@ harness::Case random_eight_bit_case(std::uint64_t seed, const EightBitConfig& co
     c.used_k[b] = std::min(c.used_k[b], c.seqlen_k);
   for (std::size_t b = 0; b < c.used_q.size() && !c.packed_q; ++b)
     c.used_q[b] = std::min(c.used_q[b], c.seqlen_q);
-  c.options.causal = config.mask.causal;
-  c.options.window_right = -1;
+  change(c, {.causal = config.mask.causal, .window_right = -1});
   c.options.window_left = config.mask.local ? random.between(0, 200) : -1;
   c.options.softcap = config.transform == ScoreTransform::softcap ? random.pick({0.5F, 4.0F, 30.0F}) : 0.0F;
   c.options.scale = random.pick({0.0F, 0.05F, 0.125F, 0.2F});
@@ -208,9 +207,7 @@ void run_eight_bit(const EmulatedEightBit& kernel, harness::Call& call, std::uin
   const Quantized v = quantize_side(p, v_side, true);
   const std::vector<float> shift = shifts(p, q_side, call, k);
 
-  emulator::Options options;
-  options.unordered = call.rows_overlap;
-  options.seed = interleaving;
+  emulator::Options options{.seed = interleaving, .unordered = call.rows_overlap};
   add_buffers(options, call.inputs(), false);
   add_buffers(options, call.outputs(Pass::forward), true);
   for (const Quantized* x : {&q, &k, &v}) {

@@ -8,6 +8,7 @@
 #include "eight_bit/families.hpp"
 #include "emulated_call.hpp"
 #include "emulated_quantize.hpp"
+#include "harness/changes.hpp"
 #include "harness/quantized.hpp"
 #include "harness/recipe_reference.hpp"
 #include "ops/eight_bit/launch.hpp"
@@ -67,8 +68,7 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
   const Recipe recipe = tandem::recipe_of(p);
   ASSERT_EQ(choose_quantize_config(CallFacts(p), recipe), arrange);
   ASSERT_TRUE(gpu::can_read_quantized(p, transposing(config)));
-  emulator::Options options;
-  options.seed = 3;
+  emulator::Options options{.seed = 3};
   add_buffers(options, call.inputs(), false);
   add_buffers(options, call.outputs(Pass::forward), true);
   const gpu::Workspace space = gpu::quantized_workspace(p, recipe);
@@ -120,16 +120,9 @@ constexpr QuantizeConfig arranged(int head_dim_qk, int head_dim_v, bool varlen) 
 }
 
 Case case_of(const EightBitConfig& config, std::int64_t head_dim_qk, std::int64_t head_dim_v) {
-  Case c;
-  c.dtype = c.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
-  c.batch = 2;
-  c.heads_kv = 1;
-  c.heads_q = 2;
-  c.head_dim_qk = head_dim_qk;
-  c.head_dim_v = head_dim_v;
-  c.seqlen_q = 140;
-  c.seqlen_k = 270;
-  c.options.causal = config.mask.causal;
+  Case c = harness::with({}, {.dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16});
+  change(c, {.batch = 2, .heads_q = 2, .heads_kv = 1, .head_dim_qk = head_dim_qk, .head_dim_v = head_dim_v});
+  change(c, {.seqlen_q = 140, .seqlen_k = 270, .causal = config.mask.causal});
   return c;
 }
 
@@ -146,8 +139,7 @@ void negate_one_of_each(Call& call) {
 TEST(TransposedValues, ScalesOfBlocksSomeNegative) {
   constexpr EightBitConfig config{
       .mask = {.causal = true}, .linear_exp2 = true, .schedule = {.dynamic = true}};
-  Case c = case_of(config, 128, 128);
-  c.options.scale = -0.1F;
+  Case c = with(case_of(config, 128, 128), {.scale = -0.1F});
   check<config, arranged(128, 128, false)>(wide_eight_bit(), c, Granularity::block, [](Call& call) {
     negate(call.q_scale, 1);
     negate(call.k_scale, 0);
@@ -165,13 +157,8 @@ TEST(TransposedValues, PackedSequencesOfAnyLength) {
                                   .slices = 1,
                                   .linear_exp2 = true,
                                   .schedule = {.dynamic = true}};
-  Case c = case_of(config, 48, 48);
-  c.batch = 3;
-  c.packed_q = c.packed_k = true;
-  c.lengths_q = {90, 1, 140};
-  c.lengths_k = {131, 0, 250};
-  c.used_k = {110, 0, 217};
-  c.options.window_left = 120;
+  Case c = with(case_of(config, 48, 48), {.batch = 3, .packed = true, .lengths_q = {90, 1, 140}});
+  change(c, {.lengths_k = {131, 0, 250}, .used_k = {110, 0, 217}, .window_left = 120});
   c.v.pad = 16;
   check<config, arranged(48, 48, true)>(narrow_eight_bit(), c, Granularity::tensor, [](Call& call) {
     call.q_scale = Box(DType::f32, {3, 1}, {}, false);
@@ -196,10 +183,7 @@ TEST(TransposedValues, ScoresThatAreCapped) {
                                   .linear_exp2 = true,
                                   .transform = ScoreTransform::softcap,
                                   .schedule = {.dynamic = true}};
-  Case c = case_of(config, 64, 64);
-  c.used_k = {270, 201};
-  c.options.softcap = 4.0F;
-  c.options.scale = -0.2F;
+  Case c = with(case_of(config, 64, 64), {.used_k = {270, 201}, .scale = -0.2F, .softcap = 4.0F});
   check<config, arranged(64, 64, true)>(narrow_eight_bit(), c, Granularity::block, negate_one_of_each);
 }
 
@@ -210,8 +194,7 @@ TEST(TransposedValues, ShortCausalSequences) {
                                   .slices = 1,
                                   .linear_exp2 = true,
                                   .schedule = {.dynamic = true, .overlap = false, .pingpong = false}};
-  Case c = case_of(config, 64, 64);
-  c.options.scale = -0.1F;
+  Case c = with(case_of(config, 64, 64), {.scale = -0.1F});
   check<config, arranged(64, 64, false)>(narrow_eight_bit(), c, Granularity::block, negate_one_of_each);
 }
 

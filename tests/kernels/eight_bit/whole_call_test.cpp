@@ -9,6 +9,7 @@
 #include "eight_bit/emulated_eight_bit.hpp"
 #include "emulated_call.hpp"
 #include "emulated_quantize.hpp"
+#include "harness/changes.hpp"
 #include "harness/recipe_reference.hpp"
 #include "ops/eight_bit/launch.hpp"
 #include "ops/quantize/plan.hpp"
@@ -32,8 +33,7 @@ void run_whole(const EmulatedEightBit& kernel, Call& call, const Recipe& recipe)
   ASSERT_EQ(choose_quantize_config(CallFacts(p), recipe), C);
   const gpu::Workspace space = gpu::quantized_workspace(p, recipe);
   const QuantizedScratch scratch(space);
-  emulator::Options options;
-  options.seed = 5;
+  emulator::Options options{.seed = 5};
   add_buffers(options, call.inputs(), false);
   add_buffers(options, call.outputs(Pass::forward), true);
   options.buffers.push_back({scratch.data, space.bytes(), true});
@@ -61,21 +61,11 @@ void expect_near(const std::vector<double>& got, const std::vector<double>& want
 }
 
 Case case_of(const EightBitConfig& config) {
-  Case c;
-  c.dtype = c.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
-  c.batch = 2;
-  c.heads_kv = 1;
-  c.heads_q = 2;
-  c.head_dim_qk = c.head_dim_v = 128;
-  c.seqlen_q = 140;
-  c.seqlen_k = 270;
+  Case c = harness::with({}, {.dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16});
+  change(c, {.batch = 2, .heads_q = 2, .heads_kv = 1, .head_dim = 128, .seqlen_q = 140, .seqlen_k = 270});
   if (config.mask.varlen) {
-    c.batch = 3;
-    c.packed_q = c.packed_k = true;
-    c.lengths_q = {90, 1, 140};
-    c.lengths_k = {131, 0, 250};
-    c.used_k = {130, 0, 250};
-    c.slack_k = 4;
+    change(c, {.batch = 3, .packed = true, .lengths_q = {90, 1, 140}, .lengths_k = {131, 0, 250}});
+    change(c, {.slack_k = 4, .used_k = {130, 0, 250}});
   }
   c.options.causal = config.mask.causal;
   c.options.scale = -0.1F;  // its sign goes into Q's quantized values

@@ -287,9 +287,7 @@ void EmulatorRunner::forward(Call& call) {
   fold_heads_into_rows(p);
   const std::int64_t tiles = gpu::forward_tile_count(p, kernel_.config.tiling);
   if (tiles == 0) return;
-  emulator::Options options;
-  options.unordered = call.rows_overlap;
-  options.seed = seed;
+  emulator::Options options{.seed = seed, .unordered = call.rows_overlap};
   add_buffers(options, call.inputs(), false);
   add_buffers(options, call.outputs(Pass::forward), true);
   std::array<std::vector<std::uint16_t>, 3> packed;

@@ -7,6 +7,7 @@
 
 #include "api/make_problem.hpp"
 #include "forward/emulated_forward.hpp"
+#include "harness/changes.hpp"
 #include "harness/expect.hpp"
 #include "ops/forward/plan.hpp"
 
@@ -90,9 +91,7 @@ harness::Case one_head(const EmulatedConfig& config, std::int64_t queries, std::
   spec.packed_q = spec.packed_k = spec.sink = false;
   spec.used_q.clear();
   spec.used_k.clear();
-  spec.batch = spec.heads_q = spec.heads_kv = 1;
-  spec.seqlen_q = queries;
-  spec.seqlen_k = keys;
+  change(spec, {.batch = 1, .heads = 1, .seqlen_q = queries, .seqlen_k = keys});
   spec.q = spec.k = spec.v = spec.out = {};
   spec.leftpad.clear();
   if (config.mask.by_sequence) spec.causal_by_sequence = {0};
@@ -137,8 +136,7 @@ TEST_P(EmulatedForwardTest, OneQueryIsATileOfHeads) {
   if (GetParam().config.keys == KeySource::padded_pages) spec.leftpad = {6, 0};
   spec.batch = 2;
   if (!spec.causal_by_sequence.empty()) spec.causal_by_sequence = {0, 1};
-  spec.heads_kv = 2;
-  spec.heads_q = 6;
+  change(spec, {.heads_q = 6, .heads_kv = 2});
   harness::Call call(spec);
   Problem folded = make_problem(call.forward_args());
   fold_heads_into_rows(folded);
@@ -165,8 +163,7 @@ class EmulatedGroupTest : public EmulatedForwardTest {
       spec.heads_kv = heads_kv(i);
       spec.heads_q = spec.heads_kv * group;
       set_causal(spec, i % 3 != 1);
-      spec.options.window_left = config.mask.local && i % 2 == 0 ? queries + 20 : -1;
-      spec.sink = i % 2 == 1;
+      change(spec, {.window_left = config.mask.local && i % 2 == 0 ? queries + 20 : -1, .sink = i % 2 == 1});
       runner.seed = i;
       expect_the_oracles_results(runner, spec);
     }
@@ -205,11 +202,9 @@ class EmulatedPairsTest : public EmulatedGroupTest {
   static harness::Case step_of(const std::vector<std::int64_t>& keys, std::int64_t room) {
     const EmulatedConfig& config = GetParam().config;
     harness::Case spec = one_head(config, 1, room);
-    spec.batch = static_cast<std::int64_t>(keys.size());
-    spec.heads_q = 128;
+    change(spec, {.batch = static_cast<std::int64_t>(keys.size()), .heads_q = 128});
     spec.sink = true;  // of narrow heads they would else be rows of one head
-    spec.used_k = keys;
-    spec.options.window_left = -1;
+    change(spec, {.used_k = keys, .window_left = -1});
     if (config.keys == KeySource::entries) {
       spec.cache_index.assign(keys.size(), 0);
       spec.used_k.assign(keys.size(), keys[0]);
@@ -265,12 +260,8 @@ TEST(EmulatedGroup, HeadsAsRowsChangeNoBitOfACallWithASplitSize) {
       if (!same.schedule.invariant || rows.config.of_kernel != gpu::KernelConfig(same)) continue;
       for (const std::int64_t window : {-1, 70}) {
         harness::Case spec = one_head(rows.config, 6, 300);
-        spec.heads_q = 7;
-        spec.options.causal = true;
-        spec.options.window_left = window;
-        spec.options.split_size = 128;
-        spec.sink = window > 0;
-        spec.lse = true;
+        change(spec, {.heads_q = 7, .causal = true, .window_left = window, .split_size = 128});
+        change(spec, {.sink = window > 0, .lse = true});
         EXPECT_EQ(results_of(rows, spec), results_of(heads, spec)) << rows.config.describe();
         ++compared;
       }
@@ -289,10 +280,7 @@ TEST(EmulatedGroup, HeadsAsRowsOfSm80ChangeNoBit) {
       same.tiling.block_m = 64;
       if (same.schedule.invariant || rows.config.of_kernel != gpu::KernelConfig(same)) continue;
       harness::Case spec = one_head(rows.config, 30, 300);
-      spec.heads_q = 2;
-      spec.options.causal = true;
-      spec.options.window_left = 250;
-      spec.lse = true;
+      change(spec, {.heads_q = 2, .causal = true, .window_left = 250, .lse = true});
       EXPECT_EQ(results_of(rows, spec), results_of(tiles, spec)) << rows.config.describe();
       ++compared;
     }

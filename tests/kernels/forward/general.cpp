@@ -5,7 +5,7 @@ namespace tandem::kernel_tests {
 namespace {
 
 constexpr ForwardConfig general(Element element, int head_dim, ScoreTransform transform,
-                                KeySource keys = KeySource::rows) {
+                                KeySource keys = rows) {
   return {.tiling = {.element = element,
                      .head_dim_qk = head_dim,
                      .head_dim_v = head_dim,
@@ -17,8 +17,7 @@ constexpr ForwardConfig general(Element element, int head_dim, ScoreTransform tr
 }
 
 /// The tile of a step of generation: 64 rows, whose key blocks thread blocks share.
-constexpr ForwardConfig split(Element element, int head_dim, KeySource keys,
-                              ScoreTransform transform = ScoreTransform::raw) {
+constexpr ForwardConfig split(Element element, int head_dim, KeySource keys, ScoreTransform transform = raw) {
   ForwardConfig c = general(element, head_dim, transform, keys);
   c.tiling.block_m = 64;
   c.tiling.block_n = head_dim == 256 ? 32 : 64;
@@ -38,62 +37,36 @@ constexpr ForwardConfig invariant(ForwardConfig c) {
 
 std::span<const EmulatedForward> split_forwards() {
   static constexpr auto kernels =
-      emulate<split(Element::f16, 64, KeySource::rows), split(Element::bf16, 64, KeySource::rows),
-              split(Element::bf16, 64, KeySource::rows, ScoreTransform::softcap),
-              split(Element::bf16, 256, KeySource::rows), split(Element::f16, 64, KeySource::pages),
-              split(Element::bf16, 64, KeySource::pages), split(Element::bf16, 256, KeySource::pages),
-              split(Element::bf16, 64, KeySource::entries), split(Element::bf16, 64, KeySource::padded_pages),
-              invariant(split(Element::f16, 64, KeySource::rows)),
-              invariant(split(Element::bf16, 64, KeySource::rows)),
-              invariant(split(Element::bf16, 64, KeySource::rows, ScoreTransform::softcap)),
-              invariant(split(Element::bf16, 256, KeySource::rows)),
-              invariant(split(Element::f16, 64, KeySource::pages)),
-              invariant(split(Element::bf16, 64, KeySource::pages)),
-              invariant(split(Element::bf16, 64, KeySource::pages, ScoreTransform::softcap)),
-              invariant(split(Element::bf16, 256, KeySource::pages)),
-              invariant(split(Element::bf16, 64, KeySource::entries)),
-              invariant(split(Element::bf16, 64, KeySource::padded_pages)),
-              by_sequence(split(Element::bf16, 64, KeySource::rows)),
-              by_sequence(split(Element::bf16, 64, KeySource::pages)),
-              by_sequence(invariant(split(Element::bf16, 64, KeySource::pages))),
-              f32_out(split(Element::bf16, 64, KeySource::rows)),
-              f32_out(split(Element::f16, 64, KeySource::pages)),
-              f32_out(invariant(split(Element::bf16, 64, KeySource::rows))),
-              f32_out(by_sequence(split(Element::bf16, 64, KeySource::pages)))>();
+      emulate<split(f16, 64, rows), split(bf16, 64, rows), split(bf16, 64, rows, softcap),
+              split(bf16, 256, rows), split(f16, 64, pages), split(bf16, 64, pages), split(bf16, 256, pages),
+              split(bf16, 64, entries), split(bf16, 64, padded_pages), invariant(split(f16, 64, rows)),
+              invariant(split(bf16, 64, rows)), invariant(split(bf16, 64, rows, softcap)),
+              invariant(split(bf16, 256, rows)), invariant(split(f16, 64, pages)),
+              invariant(split(bf16, 64, pages)), invariant(split(bf16, 64, pages, softcap)),
+              invariant(split(bf16, 256, pages)), invariant(split(bf16, 64, entries)),
+              invariant(split(bf16, 64, padded_pages)), by_sequence(split(bf16, 64, rows)),
+              by_sequence(split(bf16, 64, pages)), by_sequence(invariant(split(bf16, 64, pages))),
+              f32_out(split(bf16, 64, rows)), f32_out(split(f16, 64, pages)),
+              f32_out(invariant(split(bf16, 64, rows))), f32_out(by_sequence(split(bf16, 64, pages)))>();
   return kernels;
 }
 
 std::span<const EmulatedForward> general_forwards() {
   static constexpr auto kernels = emulate<
-      general(Element::f16, 64, ScoreTransform::raw), general(Element::f16, 64, ScoreTransform::scaled),
-      general(Element::f16, 64, ScoreTransform::softcap), general(Element::bf16, 64, ScoreTransform::raw),
-      general(Element::bf16, 64, ScoreTransform::scaled), general(Element::bf16, 64, ScoreTransform::softcap),
-      general(Element::f16, 256, ScoreTransform::raw), general(Element::bf16, 256, ScoreTransform::raw),
-      general(Element::f16, 64, ScoreTransform::raw, KeySource::pages),
-      general(Element::bf16, 64, ScoreTransform::raw, KeySource::pages),
-      general(Element::bf16, 256, ScoreTransform::raw, KeySource::pages),
-      general(Element::bf16, 256, ScoreTransform::softcap, KeySource::pages),
-      general(Element::f16, 64, ScoreTransform::raw, KeySource::entries),
-      general(Element::bf16, 64, ScoreTransform::raw, KeySource::entries),
-      general(Element::bf16, 64, ScoreTransform::raw, KeySource::padded_pages),
-      general(Element::bf16, 256, ScoreTransform::raw, KeySource::padded_pages),
-      invariant(general(Element::f16, 64, ScoreTransform::raw)),
-      invariant(general(Element::bf16, 64, ScoreTransform::raw)),
-      invariant(general(Element::bf16, 64, ScoreTransform::softcap)),
-      invariant(general(Element::bf16, 256, ScoreTransform::raw)),
-      invariant(general(Element::f16, 64, ScoreTransform::raw, KeySource::pages)),
-      invariant(general(Element::bf16, 64, ScoreTransform::raw, KeySource::pages)),
-      invariant(general(Element::bf16, 64, ScoreTransform::softcap, KeySource::pages)),
-      invariant(general(Element::bf16, 256, ScoreTransform::raw, KeySource::pages)),
-      invariant(general(Element::bf16, 64, ScoreTransform::raw, KeySource::entries)),
-      by_sequence(general(Element::bf16, 64, ScoreTransform::raw)),
-      by_sequence(general(Element::f16, 64, ScoreTransform::raw, KeySource::pages)),
-      by_sequence(general(Element::bf16, 64, ScoreTransform::raw, KeySource::pages)),
-      by_sequence(invariant(general(Element::bf16, 64, ScoreTransform::raw, KeySource::pages))),
-      f32_out(general(Element::bf16, 64, ScoreTransform::raw)),
-      f32_out(general(Element::f16, 64, ScoreTransform::raw, KeySource::pages)),
-      f32_out(invariant(general(Element::bf16, 64, ScoreTransform::raw))),
-      f32_out(by_sequence(general(Element::bf16, 64, ScoreTransform::raw, KeySource::pages)))>();
+      general(f16, 64, raw), general(f16, 64, scaled), general(f16, 64, softcap), general(bf16, 64, raw),
+      general(bf16, 64, scaled), general(bf16, 64, softcap), general(f16, 256, raw), general(bf16, 256, raw),
+      general(f16, 64, raw, pages), general(bf16, 64, raw, pages), general(bf16, 256, raw, pages),
+      general(bf16, 256, softcap, pages), general(f16, 64, raw, entries), general(bf16, 64, raw, entries),
+      general(bf16, 64, raw, padded_pages), general(bf16, 256, raw, padded_pages),
+      invariant(general(f16, 64, raw)), invariant(general(bf16, 64, raw)),
+      invariant(general(bf16, 64, softcap)), invariant(general(bf16, 256, raw)),
+      invariant(general(f16, 64, raw, pages)), invariant(general(bf16, 64, raw, pages)),
+      invariant(general(bf16, 64, softcap, pages)), invariant(general(bf16, 256, raw, pages)),
+      invariant(general(bf16, 64, raw, entries)), by_sequence(general(bf16, 64, raw)),
+      by_sequence(general(f16, 64, raw, pages)), by_sequence(general(bf16, 64, raw, pages)),
+      by_sequence(invariant(general(bf16, 64, raw, pages))), f32_out(general(bf16, 64, raw)),
+      f32_out(general(f16, 64, raw, pages)), f32_out(invariant(general(bf16, 64, raw))),
+      f32_out(by_sequence(general(bf16, 64, raw, pages)))>();
   return kernels;
 }
 

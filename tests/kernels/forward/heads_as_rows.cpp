@@ -7,7 +7,7 @@ namespace {
 
 /// A tile of few queries. `split`: thread blocks share keys.
 constexpr ForwardConfig grouped(Element element, int head_dim, KeySource keys, bool split,
-                                ScoreTransform transform = ScoreTransform::raw) {
+                                ScoreTransform transform = raw) {
   return {.tiling = {.element = element,
                      .head_dim_qk = head_dim,
                      .head_dim_v = head_dim,
@@ -41,23 +41,18 @@ constexpr ForwardConfig unspecialised() {
 }  // namespace
 
 std::span<const EmulatedForward> heads_as_rows_forwards() {
-  static constexpr auto kernels = emulate<
-      grouped(Element::bf16, 64, KeySource::rows, true), grouped(Element::f16, 64, KeySource::rows, true),
-      grouped(Element::bf16, 64, KeySource::pages, true), grouped(Element::f16, 64, KeySource::pages, true),
-      grouped(Element::bf16, 64, KeySource::entries, true),
-      grouped(Element::bf16, 64, KeySource::rows, true, ScoreTransform::softcap),
-      grouped(Element::bf16, 256, KeySource::rows, true), grouped(Element::bf16, 64, KeySource::rows, false),
-      grouped(Element::bf16, 64, KeySource::pages, false),
-      grouped(Element::bf16, 64, KeySource::padded_pages, true),
-      with_split_size(grouped(Element::bf16, 64, KeySource::rows, true)),
-      with_split_size(grouped(Element::f16, 64, KeySource::pages, true)),
-      with_split_size(grouped(Element::bf16, 64, KeySource::pages, true)),
-      with_split_size(grouped(Element::bf16, 64, KeySource::padded_pages, true)),
-      with_split_size(grouped(Element::bf16, 64, KeySource::rows, false)), dense(false), dense(true),
-      unspecialised(), by_sequence(grouped(Element::bf16, 64, KeySource::pages, true)),
-      by_sequence(dense(true)), f32_out(grouped(Element::bf16, 64, KeySource::rows, true)),
-      f32_out(by_sequence(grouped(Element::f16, 64, KeySource::pages, false))),
-      f32_out(with_split_size(grouped(Element::bf16, 64, KeySource::pages, true)))>();
+  static constexpr auto kernels =
+      emulate<grouped(bf16, 64, rows, true), grouped(f16, 64, rows, true), grouped(bf16, 64, pages, true),
+              grouped(f16, 64, pages, true), grouped(bf16, 64, entries, true),
+              grouped(bf16, 64, rows, true, softcap), grouped(bf16, 256, rows, true),
+              grouped(bf16, 64, rows, false), grouped(bf16, 64, pages, false),
+              grouped(bf16, 64, padded_pages, true), with_split_size(grouped(bf16, 64, rows, true)),
+              with_split_size(grouped(f16, 64, pages, true)), with_split_size(grouped(bf16, 64, pages, true)),
+              with_split_size(grouped(bf16, 64, padded_pages, true)),
+              with_split_size(grouped(bf16, 64, rows, false)), dense(false), dense(true), unspecialised(),
+              by_sequence(grouped(bf16, 64, pages, true)), by_sequence(dense(true)),
+              f32_out(grouped(bf16, 64, rows, true)), f32_out(by_sequence(grouped(f16, 64, pages, false))),
+              f32_out(with_split_size(grouped(bf16, 64, pages, true)))>();
   return kernels;
 }
 

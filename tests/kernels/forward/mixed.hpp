@@ -36,7 +36,6 @@ constexpr ForwardConfig grouped(ForwardConfig c) {
   return c;
 }
 
-constexpr Element bf16 = Element::bf16;
 constexpr OperandType e4m3 = OperandType::e4m3;
 constexpr OperandType s8 = OperandType::s8;
 

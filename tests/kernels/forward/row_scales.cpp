@@ -4,40 +4,33 @@
 namespace tandem::kernel_tests {
 
 std::span<const EmulatedForward> row_scales_split_forwards() {
-  static constexpr auto kernels = emulate<
-      by_row(mixed(bf16, e4m3, KeySource::pages, true)), by_row(mixed(bf16, s8, KeySource::pages, true)),
-      by_row(mixed(Element::f16, e4m3, KeySource::pages, true)),
-      by_row(mixed(bf16, e4m3, KeySource::pages, true, 256, ScoreTransform::softcap)),
-      by_row(mixed(bf16, e4m3, KeySource::entries, true)), by_row(mixed(bf16, s8, KeySource::entries, true)),
-      by_row(mixed(bf16, e4m3, KeySource::padded_pages, true)),
-      by_row(mixed(bf16, s8, KeySource::padded_pages, true)),
-      by_row(mixed(bf16, e4m3, KeySource::rows, true, 64)),
-      by_row(with_split_size(mixed(bf16, e4m3, KeySource::pages, true)))>();
+  static constexpr auto kernels =
+      emulate<by_row(mixed(bf16, e4m3, pages, true)), by_row(mixed(bf16, s8, pages, true)),
+              by_row(mixed(f16, e4m3, pages, true)), by_row(mixed(bf16, e4m3, pages, true, 256, softcap)),
+              by_row(mixed(bf16, e4m3, entries, true)), by_row(mixed(bf16, s8, entries, true)),
+              by_row(mixed(bf16, e4m3, padded_pages, true)), by_row(mixed(bf16, s8, padded_pages, true)),
+              by_row(mixed(bf16, e4m3, rows, true, 64)),
+              by_row(with_split_size(mixed(bf16, e4m3, pages, true)))>();
   return kernels;
 }
 
 std::span<const EmulatedForward> row_scales_forwards() {
   static constexpr auto kernels =
-      emulate<by_row(mixed(bf16, e4m3, KeySource::pages, false)),
-              by_row(mixed(bf16, s8, KeySource::pages, false)),
-              by_row(mixed(Element::f16, s8, KeySource::pages, false)),
-              by_row(mixed(bf16, e4m3, KeySource::entries, false)),
-              by_row(mixed(bf16, s8, KeySource::entries, false)),
-              by_row(mixed(bf16, e4m3, KeySource::padded_pages, false)),
-              by_row(mixed(bf16, s8, KeySource::padded_pages, false)),
-              by_row(mixed(bf16, s8, KeySource::rows, false, 192)),
-              f32_out(by_sequence(by_row(mixed(bf16, e4m3, KeySource::pages, false)))),
-              by_row(with_split_size(mixed(bf16, e4m3, KeySource::pages, false)))>();
+      emulate<by_row(mixed(bf16, e4m3, pages, false)), by_row(mixed(bf16, s8, pages, false)),
+              by_row(mixed(f16, s8, pages, false)), by_row(mixed(bf16, e4m3, entries, false)),
+              by_row(mixed(bf16, s8, entries, false)), by_row(mixed(bf16, e4m3, padded_pages, false)),
+              by_row(mixed(bf16, s8, padded_pages, false)), by_row(mixed(bf16, s8, rows, false, 192)),
+              f32_out(by_sequence(by_row(mixed(bf16, e4m3, pages, false)))),
+              by_row(with_split_size(mixed(bf16, e4m3, pages, false)))>();
   return kernels;
 }
 
 std::span<const EmulatedForward> row_scales_heads_as_rows_forwards() {
   static constexpr auto kernels =
-      emulate<by_row(grouped(mixed(bf16, e4m3, KeySource::pages, true))),
-              by_row(grouped(mixed(bf16, s8, KeySource::pages, false))),
-              by_row(grouped(mixed(bf16, e4m3, KeySource::padded_pages, true))),
-              by_row(grouped(mixed(bf16, e4m3, KeySource::entries, true))),
-              by_row(grouped(with_split_size(mixed(bf16, e4m3, KeySource::pages, true))))>();
+      emulate<by_row(grouped(mixed(bf16, e4m3, pages, true))), by_row(grouped(mixed(bf16, s8, pages, false))),
+              by_row(grouped(mixed(bf16, e4m3, padded_pages, true))),
+              by_row(grouped(mixed(bf16, e4m3, entries, true))),
+              by_row(grouped(with_split_size(mixed(bf16, e4m3, pages, true))))>();
   return kernels;
 }
 

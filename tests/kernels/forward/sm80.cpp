@@ -30,14 +30,13 @@ constexpr Sm80ForwardConfig causal(Sm80ForwardConfig c) {
 }
 constexpr Sm80ForwardConfig local(Sm80ForwardConfig c) {
   c.mask.causal = c.mask.local = true;
-  c.tiling.element = Element::f16;
+  c.tiling.element = f16;
   return c;
 }
 
 /// Every mask and any lengths.
-constexpr Sm80ForwardConfig general(Element element, int head_dim,
-                                    ScoreTransform transform = ScoreTransform::raw,
-                                    KeySource keys = KeySource::rows) {
+constexpr Sm80ForwardConfig general(Element element, int head_dim, ScoreTransform transform = raw,
+                                    KeySource keys = rows) {
   Sm80ForwardConfig c = dense(head_dim, head_dim, head_dim == 256 ? 64 : 128, head_dim == 256 ? 32 : 64);
   c.tiling.element = element;
   c.stages = head_dim == 256 ? 1 : 2;
@@ -55,8 +54,8 @@ constexpr Sm80ForwardConfig of_128_keys(Sm80ForwardConfig c) {
 }
 
 /// Tiles of few queries, whose key blocks thread blocks share.
-constexpr Sm80ForwardConfig split(Element element, int head_dim, KeySource keys = KeySource::rows,
-                                  ScoreTransform transform = ScoreTransform::raw) {
+constexpr Sm80ForwardConfig split(Element element, int head_dim, KeySource keys = rows,
+                                  ScoreTransform transform = raw) {
   Sm80ForwardConfig c = general(element, head_dim, transform, keys);
   c.tiling.block_m = 64;
   c.schedule.split = true;
@@ -83,69 +82,56 @@ std::span<const EmulatedForward> sm80_forwards() {
               local(dense(192, 128, 128, 32)), causal(dense(192, 192, 128, 64)), dense(160, 160, 64, 48, 2),
               f32_out(by_sequence(causal(dense(64, 64, 128, 128)))), causal(dense(256, 256, 64, 64, 2)),
               local(dense(256, 256, 64, 64)), causal(dense(256, 256, 128, 64)), dense(256, 256, 128, 32),
-              of_128_keys(general(Element::bf16, 64))>();
+              of_128_keys(general(bf16, 64))>();
   return kernels;
 }
 
 std::span<const EmulatedForward> general_sm80_forwards() {
-  using enum ScoreTransform;
-  using enum KeySource;
-  static constexpr auto kernels = emulate<
-      general(Element::f16, 64), general(Element::f16, 64, scaled), general(Element::f16, 64, softcap),
-      general(Element::bf16, 64), general(Element::bf16, 64, scaled), general(Element::bf16, 64, softcap),
-      general(Element::f16, 256), general(Element::bf16, 256), general(Element::f16, 64, raw, pages),
-      general(Element::bf16, 64, raw, pages), general(Element::bf16, 256, raw, pages),
-      general(Element::bf16, 256, softcap, pages), general(Element::f16, 64, raw, entries),
-      general(Element::bf16, 64, raw, entries), general(Element::bf16, 64, raw, padded_pages),
-      general(Element::bf16, 256, raw, padded_pages), invariant(general(Element::f16, 64)),
-      invariant(general(Element::bf16, 64)), invariant(general(Element::bf16, 64, softcap)),
-      invariant(general(Element::bf16, 256)), invariant(general(Element::f16, 64, raw, pages)),
-      invariant(general(Element::bf16, 64, raw, pages)),
-      invariant(general(Element::bf16, 64, softcap, pages)),
-      invariant(general(Element::bf16, 256, raw, pages)), invariant(general(Element::bf16, 64, raw, entries)),
-      by_sequence(general(Element::bf16, 64)), by_sequence(general(Element::f16, 64, raw, pages)),
-      by_sequence(general(Element::bf16, 64, raw, pages)), f32_out(general(Element::bf16, 64)),
-      f32_out(general(Element::f16, 64, raw, pages)),
-      f32_out(by_sequence(general(Element::bf16, 64, raw, pages))),
-      by_sequence(invariant(general(Element::bf16, 64, raw, pages)))>();
+  static constexpr auto kernels =
+      emulate<general(f16, 64), general(f16, 64, scaled), general(f16, 64, softcap), general(bf16, 64),
+              general(bf16, 64, scaled), general(bf16, 64, softcap), general(f16, 256), general(bf16, 256),
+              general(f16, 64, raw, pages), general(bf16, 64, raw, pages), general(bf16, 256, raw, pages),
+              general(bf16, 256, softcap, pages), general(f16, 64, raw, entries),
+              general(bf16, 64, raw, entries), general(bf16, 64, raw, padded_pages),
+              general(bf16, 256, raw, padded_pages), invariant(general(f16, 64)),
+              invariant(general(bf16, 64)), invariant(general(bf16, 64, softcap)),
+              invariant(general(bf16, 256)), invariant(general(f16, 64, raw, pages)),
+              invariant(general(bf16, 64, raw, pages)), invariant(general(bf16, 64, softcap, pages)),
+              invariant(general(bf16, 256, raw, pages)), invariant(general(bf16, 64, raw, entries)),
+              by_sequence(general(bf16, 64)), by_sequence(general(f16, 64, raw, pages)),
+              by_sequence(general(bf16, 64, raw, pages)), f32_out(general(bf16, 64)),
+              f32_out(general(f16, 64, raw, pages)), f32_out(by_sequence(general(bf16, 64, raw, pages))),
+              by_sequence(invariant(general(bf16, 64, raw, pages)))>();
   return kernels;
 }
 
 std::span<const EmulatedForward> split_sm80_forwards() {
-  using enum KeySource;
-  constexpr ScoreTransform softcap = ScoreTransform::softcap;
   static constexpr auto kernels =
-      emulate<split(Element::f16, 64), split(Element::bf16, 64), split(Element::bf16, 64, rows, softcap),
-              split(Element::bf16, 256), split(Element::f16, 64, pages), split(Element::bf16, 64, pages),
-              split(Element::bf16, 256, pages), split(Element::bf16, 64, entries),
-              split(Element::bf16, 64, padded_pages), invariant(split(Element::f16, 64)),
-              invariant(split(Element::bf16, 64)), invariant(split(Element::bf16, 64, rows, softcap)),
-              invariant(split(Element::bf16, 256)), invariant(split(Element::f16, 64, pages)),
-              invariant(split(Element::bf16, 64, pages)), invariant(split(Element::bf16, 64, pages, softcap)),
-              invariant(split(Element::bf16, 256, pages)), invariant(split(Element::bf16, 64, entries)),
-              invariant(split(Element::bf16, 64, padded_pages)), by_sequence(split(Element::bf16, 64)),
-              by_sequence(split(Element::bf16, 64, pages)), f32_out(split(Element::bf16, 64)),
-              f32_out(split(Element::f16, 64, pages)), f32_out(invariant(split(Element::bf16, 64))),
-              f32_out(by_sequence(split(Element::bf16, 64, pages))),
-              by_sequence(invariant(split(Element::bf16, 64, pages)))>();
+      emulate<split(f16, 64), split(bf16, 64), split(bf16, 64, rows, softcap), split(bf16, 256),
+              split(f16, 64, pages), split(bf16, 64, pages), split(bf16, 256, pages),
+              split(bf16, 64, entries), split(bf16, 64, padded_pages), invariant(split(f16, 64)),
+              invariant(split(bf16, 64)), invariant(split(bf16, 64, rows, softcap)),
+              invariant(split(bf16, 256)), invariant(split(f16, 64, pages)),
+              invariant(split(bf16, 64, pages)), invariant(split(bf16, 64, pages, softcap)),
+              invariant(split(bf16, 256, pages)), invariant(split(bf16, 64, entries)),
+              invariant(split(bf16, 64, padded_pages)), by_sequence(split(bf16, 64)),
+              by_sequence(split(bf16, 64, pages)), f32_out(split(bf16, 64)), f32_out(split(f16, 64, pages)),
+              f32_out(invariant(split(bf16, 64))), f32_out(by_sequence(split(bf16, 64, pages))),
+              by_sequence(invariant(split(bf16, 64, pages)))>();
   return kernels;
 }
 
 /// The contract takes the first that suits: of short keys the plan shares none.
 std::span<const EmulatedForward> grouped_sm80_forwards() {
-  using enum KeySource;
-  using enum ScoreTransform;
-  static constexpr auto kernels = emulate<
-      grouped(general(Element::bf16, 64)), grouped(general(Element::f16, 64)),
-      grouped(general(Element::bf16, 64, raw, pages)), grouped(general(Element::f16, 64, raw, pages)),
-      grouped(split(Element::bf16, 64)), grouped(split(Element::bf16, 64, pages)),
-      grouped(split(Element::bf16, 64, entries)), grouped(split(Element::bf16, 64, rows, softcap)),
-      grouped(split(Element::bf16, 256)), grouped(split(Element::bf16, 64, padded_pages)),
-      grouped(of_128_keys(general(Element::bf16, 64))), grouped(of_128_keys(split(Element::bf16, 64, pages))),
-      grouped(invariant(split(Element::bf16, 64))), grouped(invariant(split(Element::f16, 64, pages))),
-      grouped(invariant(split(Element::bf16, 64, pages))),
-      grouped(invariant(split(Element::bf16, 64, padded_pages))),
-      grouped(invariant(general(Element::bf16, 64)))>();
+  static constexpr auto kernels =
+      emulate<grouped(general(bf16, 64)), grouped(general(f16, 64)), grouped(general(bf16, 64, raw, pages)),
+              grouped(general(f16, 64, raw, pages)), grouped(split(bf16, 64)),
+              grouped(split(bf16, 64, pages)), grouped(split(bf16, 64, entries)),
+              grouped(split(bf16, 64, rows, softcap)), grouped(split(bf16, 256)),
+              grouped(split(bf16, 64, padded_pages)), grouped(of_128_keys(general(bf16, 64))),
+              grouped(of_128_keys(split(bf16, 64, pages))), grouped(invariant(split(bf16, 64))),
+              grouped(invariant(split(f16, 64, pages))), grouped(invariant(split(bf16, 64, pages))),
+              grouped(invariant(split(bf16, 64, padded_pages))), grouped(invariant(general(bf16, 64)))>();
   return kernels;
 }
 

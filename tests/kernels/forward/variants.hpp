@@ -5,6 +5,10 @@
 
 namespace tandem::kernel_tests {
 
+using enum Element;
+using enum KeySource;
+using enum ScoreTransform;
+
 /// With an out in f32.
 template <typename Config>
 constexpr Config f32_out(Config c) {

@@ -6,7 +6,7 @@ namespace tandem::kernel_tests {
 namespace {
 
 constexpr LatentConfig halves(Element element, int head_dim_qk, int head_dim_v, KeySource keys, bool split,
-                              ScoreTransform transform = ScoreTransform::raw) {
+                              ScoreTransform transform = raw) {
   return {.tiling = {.element = element,
                      .head_dim_qk = head_dim_qk,
                      .head_dim_v = head_dim_v,
@@ -42,70 +42,55 @@ constexpr LatentConfig dense(LatentConfig c, bool causal) {
 }  // namespace
 
 std::span<const EmulatedForward> wide_heads_forwards() {
-  static constexpr auto kernels =
-      emulate<halves(Element::bf16, 128, 128, KeySource::rows, false),
-              halves(Element::f16, 64, 256, KeySource::rows, true),
-              halves(Element::bf16, 192, 128, KeySource::pages, true),
-              halves(Element::bf16, 128, 128, KeySource::entries, false, ScoreTransform::softcap),
-              dense(halves(Element::f16, 128, 128, KeySource::rows, false), true),
-              dense(halves(Element::bf16, 128, 128, KeySource::rows, false), false),
-              in_k(halves(Element::bf16, 192, 128, KeySource::rows, true)),
-              in_k(halves(Element::bf16, 192, 128, KeySource::pages, true)),
-              in_k(halves(Element::f16, 192, 128, KeySource::pages, true), 3),
-              in_k(halves(Element::f16, 192, 128, KeySource::padded_pages, true, ScoreTransform::scaled)),
-              in_k(halves(Element::bf16, 128, 128, KeySource::entries, false)),
-              dense(in_k(halves(Element::bf16, 192, 128, KeySource::rows, false)), true),
-              [](LatentConfig c) {
-                c.stages = 2;
-                return c;
-              }(halves(Element::bf16, 64, 128, KeySource::rows, false)),
-              halves(Element::bf16, 512, 512, KeySource::rows, false),
-              in_k(halves(Element::bf16, 576, 512, KeySource::pages, true)),
-              with_split_size(halves(Element::bf16, 128, 128, KeySource::rows, false)),
-              with_split_size(halves(Element::f16, 192, 256, KeySource::pages, true)),
-              with_split_size(in_k(halves(Element::bf16, 192, 128, KeySource::pages, true))),
-              with_split_size(in_k(halves(Element::bf16, 192, 128, KeySource::rows, false))),
-              with_split_size(dense(halves(Element::bf16, 128, 128, KeySource::rows, false), true)),
-              by_sequence(in_k(halves(Element::bf16, 192, 128, KeySource::pages, true))),
-              f32_out(in_k(halves(Element::bf16, 192, 128, KeySource::pages, true))),
-              f32_out(with_split_size(halves(Element::f16, 128, 256, KeySource::rows, false))),
-              f32_out(by_sequence(halves(Element::bf16, 128, 128, KeySource::rows, false)))>();
+  static constexpr auto kernels = emulate<
+      halves(bf16, 128, 128, rows, false), halves(f16, 64, 256, rows, true),
+      halves(bf16, 192, 128, pages, true), halves(bf16, 128, 128, entries, false, softcap),
+      dense(halves(f16, 128, 128, rows, false), true), dense(halves(bf16, 128, 128, rows, false), false),
+      in_k(halves(bf16, 192, 128, rows, true)), in_k(halves(bf16, 192, 128, pages, true)),
+      in_k(halves(f16, 192, 128, pages, true), 3), in_k(halves(f16, 192, 128, padded_pages, true, scaled)),
+      in_k(halves(bf16, 128, 128, entries, false)), dense(in_k(halves(bf16, 192, 128, rows, false)), true),
+      [](LatentConfig c) {
+        c.stages = 2;
+        return c;
+      }(halves(bf16, 64, 128, rows, false)),
+      halves(bf16, 512, 512, rows, false), in_k(halves(bf16, 576, 512, pages, true)),
+      with_split_size(halves(bf16, 128, 128, rows, false)),
+      with_split_size(halves(f16, 192, 256, pages, true)),
+      with_split_size(in_k(halves(bf16, 192, 128, pages, true))),
+      with_split_size(in_k(halves(bf16, 192, 128, rows, false))),
+      with_split_size(dense(halves(bf16, 128, 128, rows, false), true)),
+      by_sequence(in_k(halves(bf16, 192, 128, pages, true))),
+      f32_out(in_k(halves(bf16, 192, 128, pages, true))),
+      f32_out(with_split_size(halves(f16, 128, 256, rows, false))),
+      f32_out(by_sequence(halves(bf16, 128, 128, rows, false)))>();
   return kernels;
 }
 
 /// Groups of one strip of K and of two, two stages and three.
 std::span<const EmulatedForward> pair_forwards() {
-  static constexpr auto kernels =
-      emulate<in_pairs(in_k(halves(Element::bf16, 192, 128, KeySource::rows, true))),
-              in_pairs(in_k(halves(Element::f16, 192, 128, KeySource::pages, true), 3)),
-              in_pairs(in_k(halves(Element::bf16, 320, 256, KeySource::rows, true))),
-              in_pairs(in_k(
-                  halves(Element::f16, 192, 128, KeySource::padded_pages, true, ScoreTransform::scaled))),
-              in_pairs(in_k(halves(Element::bf16, 128, 128, KeySource::entries, true))),
-              in_pairs(in_k(halves(Element::bf16, 576, 512, KeySource::pages, true))),
-              in_pairs(by_sequence(in_k(halves(Element::bf16, 192, 128, KeySource::pages, true)))),
-              in_pairs(f32_out(in_k(halves(Element::bf16, 192, 128, KeySource::rows, true))))>();
+  static constexpr auto kernels = emulate<in_pairs(in_k(halves(bf16, 192, 128, rows, true))),
+                                          in_pairs(in_k(halves(f16, 192, 128, pages, true), 3)),
+                                          in_pairs(in_k(halves(bf16, 320, 256, rows, true))),
+                                          in_pairs(in_k(halves(f16, 192, 128, padded_pages, true, scaled))),
+                                          in_pairs(in_k(halves(bf16, 128, 128, entries, true))),
+                                          in_pairs(in_k(halves(bf16, 576, 512, pages, true))),
+                                          in_pairs(by_sequence(in_k(halves(bf16, 192, 128, pages, true)))),
+                                          in_pairs(f32_out(in_k(halves(bf16, 192, 128, rows, true))))>();
   return kernels;
 }
 
 std::span<const EmulatedForward> widest_heads_forwards() {
-  constexpr auto widest = [](Element element, KeySource keys, bool split,
-                             ScoreTransform transform = ScoreTransform::raw) {
+  constexpr auto widest = [](Element element, KeySource keys, bool split, ScoreTransform transform = raw) {
     return halves(element, 576, 512, keys, split, transform);
   };
-  static constexpr auto kernels = emulate<
-      in_pairs(in_k(widest(Element::bf16, KeySource::rows, true))),
-      in_pairs(in_k(widest(Element::f16, KeySource::pages, true))),
-      in_k(widest(Element::bf16, KeySource::rows, true)), in_k(widest(Element::f16, KeySource::pages, true)),
-      widest(Element::bf16, KeySource::rows, true), widest(Element::bf16, KeySource::pages, true),
-      widest(Element::bf16, KeySource::entries, true), widest(Element::bf16, KeySource::padded_pages, true),
-      widest(Element::bf16, KeySource::rows, true, ScoreTransform::softcap),
-      widest(Element::f16, KeySource::rows, false), widest(Element::f16, KeySource::pages, false),
-      widest(Element::f16, KeySource::entries, false),
-      widest(Element::f16, KeySource::rows, false, ScoreTransform::scaled),
-      with_split_size(widest(Element::bf16, KeySource::rows, true)),
-      with_split_size(widest(Element::bf16, KeySource::pages, true)),
-      with_split_size(widest(Element::bf16, KeySource::rows, false))>();
+  static constexpr auto kernels =
+      emulate<in_pairs(in_k(widest(bf16, rows, true))), in_pairs(in_k(widest(f16, pages, true))),
+              in_k(widest(bf16, rows, true)), in_k(widest(f16, pages, true)), widest(bf16, rows, true),
+              widest(bf16, pages, true), widest(bf16, entries, true), widest(bf16, padded_pages, true),
+              widest(bf16, rows, true, softcap), widest(f16, rows, false), widest(f16, pages, false),
+              widest(f16, entries, false), widest(f16, rows, false, scaled),
+              with_split_size(widest(bf16, rows, true)), with_split_size(widest(bf16, pages, true)),
+              with_split_size(widest(bf16, rows, false))>();
   return kernels;
 }
 

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <span>
 
-#include "backward/emulated_backward.hpp"
+#include "backward/gradients.hpp"
 #include "contract/published_functions.hpp"
 #include "emulator/emulator.hpp"
 #include "functions/any_function.hpp"
-#include "harness/expect.hpp"
+#include "harness/changes.hpp"
 
 namespace tandem::kernel_tests {
 namespace {
@@ -20,33 +20,16 @@ using harness::Case;
 using harness::Named;
 
 Case case_of(const Named& f, const EmulatedBackwardConfig& config) {
-  Case c;
-  c.dtype = c.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
+  Case c = harness::with({}, {.dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16});
   c.batch = 2;
   c.heads_q = 4;  // that the functions' tensors are for
-  c.heads_kv = 2;
-  c.seqlen_q = 75;
-  c.seqlen_k = 139;
-  c.head_dim_qk = c.head_dim_v = config.tiling.head_dim_qk;
+  change(c, {.heads_kv = 2, .head_dim = config.tiling.head_dim_qk, .seqlen_q = 75, .seqlen_k = 139});
   c.options.softcap = config.transform == ScoreTransform::softcap ? 1.5F : 0.0F;
   c.options.dropout_p = config.functions.dropout ? 0.3F : 0.0F;
-  c.score_function = f.score;
-  c.mask_function = f.mask;
+  change(c, {.score_function = f.score, .mask_function = f.mask});
   c.captured = f.captured;
   c.differentiated = harness::real_captured(f);
   return c;
-}
-
-/// The gradients of a case whose forward pass is the CPU's.
-testing::AssertionResult gradients_are_right(const EmulatedBackward& kernels, const Case& c,
-                                             const EmulatedRun& run = {}) {
-  Call call(c);
-  const harness::Expected expected = harness::expect(call, Pass::backward);
-  call.prepare(Pass::forward);
-  tandem::forward(call.forward_args(), Execution{});
-  call.prepare(Pass::backward);
-  run_backward(kernels, call, run);
-  return harness::correct(call, Pass::backward, expected);
 }
 
 /// Every function on the first kernel of any lengths; a third of them on each of the others.

@@ -8,7 +8,7 @@ namespace {
 
 /// `scored`: with a score function, which takes scaled scores; else with a mask function alone.
 constexpr ForwardConfig with_functions(Element element, bool scored, ScoreTransform transform,
-                                       KeySource keys = KeySource::rows) {
+                                       KeySource keys = rows) {
   return {.tiling = {.element = element, .head_dim_qk = 64, .head_dim_v = 64},
           .mask = {.causal = true, .local = true, .varlen = true},
           .keys = keys,
@@ -33,8 +33,7 @@ constexpr ForwardConfig invariant(ForwardConfig c) {
 
 /// Of equal lengths, by lists of key blocks.
 constexpr ForwardConfig by_lists(bool scored, bool windowed) {
-  ForwardConfig c =
-      with_functions(Element::bf16, scored, scored ? ScoreTransform::scaled : ScoreTransform::raw);
+  ForwardConfig c = with_functions(bf16, scored, scored ? scaled : raw);
   c.tiling.block_n = 64;
   return listed(c, windowed);
 }
@@ -48,27 +47,21 @@ std::span<const EmulatedForward> function_forwards_of_lists() {
 }
 
 std::span<const EmulatedForward> function_forwards() {
-  using enum ScoreTransform;
-  constexpr Element f16 = Element::f16;
-  constexpr Element bf16 = Element::bf16;
   static constexpr auto kernels =
       emulate<with_functions(f16, false, raw), with_functions(f16, false, scaled),
               with_functions(f16, false, softcap), with_functions(bf16, false, raw),
               with_functions(bf16, false, scaled), with_functions(bf16, false, softcap),
               with_functions(f16, true, scaled), with_functions(f16, true, softcap),
               with_functions(bf16, true, scaled), with_functions(bf16, true, softcap),
-              with_functions(bf16, false, raw, KeySource::pages),
-              with_functions(bf16, true, scaled, KeySource::pages),
-              with_functions(bf16, false, raw, KeySource::entries),
-              with_functions(bf16, true, scaled, KeySource::entries),
+              with_functions(bf16, false, raw, pages), with_functions(bf16, true, scaled, pages),
+              with_functions(bf16, false, raw, entries), with_functions(bf16, true, scaled, entries),
               invariant(with_functions(bf16, false, raw)), invariant(with_functions(bf16, true, scaled))>();
   return kernels;
 }
 
 std::span<const EmulatedForward> function_forwards_of_few() {
-  using enum ScoreTransform;
-  constexpr ForwardConfig masked = with_functions(Element::bf16, false, raw);
-  constexpr ForwardConfig scored = with_functions(Element::bf16, true, scaled);
+  constexpr ForwardConfig masked = with_functions(bf16, false, raw);
+  constexpr ForwardConfig scored = with_functions(bf16, true, scaled);
   static constexpr auto kernels =
       emulate<few(masked, true, true), few(scored, true, true), few(masked, false, true),
               few(scored, false, true), few(masked, true, false), few(scored, true, false),

@@ -5,11 +5,11 @@
 #include <functional>
 #include <span>
 
-#include "backward/emulated_backward.hpp"
+#include "backward/gradients.hpp"
 #include "contract/published_functions.hpp"
 #include "forward/emulated_forward.hpp"
 #include "functions/any_function.hpp"
-#include "harness/expect.hpp"
+#include "harness/changes.hpp"
 
 namespace tandem::kernel_tests {
 namespace {
@@ -19,29 +19,11 @@ using harness::Case;
 using harness::Named;
 
 Case case_of(const Named& f, int head_dim) {
-  Case c;
-  c.dtype = c.out_dtype = DType::bf16;
-  c.batch = 2;
-  c.heads_q = 4;
-  c.heads_kv = 2;
-  c.seqlen_q = 75;
-  c.seqlen_k = 139;
-  c.head_dim_qk = c.head_dim_v = head_dim;
-  c.score_function = f.score;
+  Case c = harness::with({}, {.dtype = DType::bf16, .batch = 2, .heads_q = 4, .heads_kv = 2});
+  change(c, {.head_dim = head_dim, .seqlen_q = 75, .seqlen_k = 139, .score_function = f.score});
   c.mask_function = f.mask;
   c.captured = f.captured;
   return c;
-}
-
-/// The gradients of a case whose forward pass is the CPU's.
-testing::AssertionResult gradients_are_right(const EmulatedBackward& kernels, const Case& c) {
-  Call call(c);
-  const harness::Expected expected = harness::expect(call, Pass::backward);
-  call.prepare(Pass::forward);
-  tandem::forward(call.forward_args(), Execution{});
-  call.prepare(Pass::backward);
-  run_backward(kernels, call, {});
-  return harness::correct(call, Pass::backward, expected);
 }
 
 std::vector<EmulatedBackward> every_backward() {
@@ -63,7 +45,7 @@ TEST_P(EveryBackward, GivesTheGradients) {
     if (c.score_function.empty() == kernels.config.functions.score_function) continue;
     if (c.mask_function.empty() && kernels.config.functions.block_lists) continue;
     SCOPED_TRACE(kernels.config.describe() + ": " + f.name);
-    c.dtype = c.out_dtype = kernels.config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
+    c.dtype = kernels.config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
     c.options.softcap = kernels.config.transform == ScoreTransform::softcap ? 1.5F : 0.0F;
     c.options.deterministic = kernels.config.deterministic;
     c.options.dropout_p = kernels.config.functions.dropout ? 0.3F : 0.0F;
@@ -78,9 +60,7 @@ INSTANTIATE_TEST_SUITE_P(EmulatedFunctions, EveryBackward,
 TEST(EmulatedFunctions, FewQueriesBySm80) {
   for (const EmulatedForward& kernel : function_sm80_forwards_of_few()) {
     for (const Named& f : harness::crossed_functions()) {
-      Case c = case_of(f, 64);
-      c.seqlen_q = 3;
-      c.seqlen_k = 300;
+      Case c = with(case_of(f, 64), {.seqlen_q = 3, .seqlen_k = 300});
       EmulatorRunner runner(kernel);
       if (!runner.refuses(c).empty()) continue;
       SCOPED_TRACE(kernel.config.describe() + ": " + f.name);
@@ -134,13 +114,7 @@ testing::AssertionResult output_is_right(const Case& c, const AnyFunctions* inst
   return harness::correct(call, Pass::forward, expected);
 }
 testing::AssertionResult gradients_with(const Case& c, const AnyFunctions* instead) {
-  Call call(c);
-  const harness::Expected expected = harness::expect(call, Pass::backward);
-  call.prepare(Pass::forward);
-  tandem::forward(call.forward_args(), Execution{});
-  call.prepare(Pass::backward);
-  run_backward(scored_backward(), call, {.functions = instead});
-  return harness::correct(call, Pass::backward, expected);
+  return gradients_are_right(scored_backward(), c, {.functions = instead});
 }
 
 const Named& published(const char* name);
@@ -151,10 +125,9 @@ constexpr int window_keys = 500;
 /// A sliding window of so many keys, of more than one tile: of any width it has the text of the published
 /// one.
 Case sliding_window(int width) {
-  Case c = case_of(published("sliding window"), 64);
-  c.mask_function = "$0=sub(q, k); and(le(0, $0), lt($0, " + std::to_string(width) + "))";
-  c.seqlen_q = window_queries;
+  Case c = with(case_of(published("sliding window"), 64), {.seqlen_q = window_queries});
   c.seqlen_k = window_keys;
+  c.mask_function = "$0=sub(q, k); and(le(0, $0), lt($0, " + std::to_string(width) + "))";
   return c;
 }
 
@@ -220,13 +193,8 @@ TEST(EmulatedFunctions, ListsHaveTheBlocksThatAreSeen) {
 /// `change` has had them.
 testing::AssertionResult gradients_by_lists(int width,
                                             const std::function<void(std::span<unsigned int>)>& change) {
-  Call call(sliding_window(width));
-  const harness::Expected expected = harness::expect(call, Pass::backward);
-  call.prepare(Pass::forward);
-  tandem::forward(call.forward_args(), Execution{});
-  call.prepare(Pass::backward);
-  run_backward(function_backwards_of_lists().front(), call, {.with_lists = change});
-  return harness::correct(call, Pass::backward, expected);
+  return gradients_are_right(function_backwards_of_lists().front(), sliding_window(width),
+                             {.with_lists = change});
 }
 
 /// So are the query blocks of a tile of keys.
@@ -261,11 +229,9 @@ const Named& published(const char* name) {
 /// Functions that differ in their numbers have one text, and each gives what its own numbers say.
 TEST(EmulatedFunctions, NumbersAreParameters) {
   const Case first = case_of(published("softcap and prefix"), 64);
-  Case second = first;
-  second.score_function = "mul(tanh(div(s, 0.7)), 0.7)";
+  Case second = with(first, {.score_function = "mul(tanh(div(s, 0.7)), 0.7)"});
   second.mask_function = "or(lt(k, 60), le(k, q))";
-  Case third = first;
-  third.score_function = "mul(tanh(div(s, -3.0)), -3.0)";
+  Case third = with(first, {.score_function = "mul(tanh(div(s, -3.0)), -3.0)"});
   for (const Case& c : {first, second, third}) {
     ASSERT_EQ(Fault::text_of(c), Fault::text_of(first));
     EXPECT_TRUE(output_is_right(c, nullptr));

@@ -91,8 +91,7 @@ TEST(TileLogits, ScoresComeFromGlobalMemoryAsFromTheProduct) {
   t.head = 1;
   t.seqlen_q = seqlen_q;
   t.seqlen_k = seqlen_k;
-  emulator::Options options;
-  options.buffers = {emulator::readable(q), emulator::readable(k)};
+  emulator::Options options{.buffers = {emulator::readable(q), emulator::readable(k)}};
   emulator::launch(
       [&] {
         const FragmentPosition position(static_cast<int>(ptx::thread_index()));

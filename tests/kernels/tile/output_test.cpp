@@ -46,9 +46,8 @@ Outputs store(bool empty, bool vectors, const float* sink = nullptr, int warpgro
   t.begin_q = 10;
   t.seqlen_q = 90;
   t.end_q = 110;
-  emulator::Options options;
-  options.buffers = {emulator::writable(outputs.out), emulator::writable(outputs.lse),
-                     emulator::readable(sinks)};
+  emulator::Options options{.buffers = {emulator::writable(outputs.out), emulator::writable(outputs.lse),
+                                        emulator::readable(sinks)}};
   emulator::launch(
       [&] {
         const int thread = static_cast<int>(ptx::thread_index());

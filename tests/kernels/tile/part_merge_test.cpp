@@ -55,8 +55,7 @@ TEST(PartMerge, PartsCountByTheirSumsBesideFarReferences) {
 bool is_sinks_own_lse(float sink, float lse) {
   const std::vector<float> sinks{sink};
   bool found = false;
-  emulator::Options options;
-  options.buffers = {emulator::readable(sinks)};
+  emulator::Options options{.buffers = {emulator::readable(sinks)}};
   BackwardParams p{};
   p.sink = sinks.data();
   p.sink_stride = 1;

@@ -236,9 +236,8 @@ std::string fault_of_product(std::uint64_t seed) {
     spec.swizzle = bytes == 2 ? Swizzle::b128 : Swizzle::b64;
     return emulator::encode(spec);
   };
-  emulator::Options options;
-  options.seed = seed;
-  options.buffers = {emulator::readable(q), emulator::readable(k), emulator::writable(out)};
+  emulator::Options options{
+      .seed = seed, .buffers = {emulator::readable(q), emulator::readable(k), emulator::writable(out)}};
   try {
     emulator::launch(&converted_product<mistake>,
                      {map(q.data(), 64, 2), map(k.data(), 64 * blocks, 1), out.data()},
