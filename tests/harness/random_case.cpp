@@ -79,7 +79,9 @@ Case random_case(std::uint64_t seed, std::int64_t size) {
   c.seed = seed;
   c.dtype =
       random.pick({DType::f32, DType::f32, DType::bf16, DType::bf16, DType::bf16, DType::f16, DType::e4m3});
-  c.out_dtype = c.dtype == DType::e4m3 ? random.pick({DType::f32, DType::f16, DType::bf16}) : c.dtype;
+  // Named, for else GCC 12 for 64-bit Arm warns that the list may be uninitialized.
+  static constexpr std::initializer_list<DType> results = {DType::f32, DType::f16, DType::bf16};
+  c.out_dtype = c.dtype == DType::e4m3 ? random.pick(results) : c.dtype;
   if (c.dtype == DType::e4m3) c.scales = static_cast<int>(random.between(0, 2));
   c.batch = random.between(1, 4);
   c.heads_kv = random.between(1, 3);
