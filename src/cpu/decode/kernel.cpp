@@ -233,6 +233,7 @@ Head<typename Scores::Query> open_head(const ForwardTile& t, const ForwardTile& 
               t.head_dim_qk, head.logits.sign, packed);
     __builtin_memset(packed + t.head_dim_qk, 0,
                      static_cast<unsigned long>(stride - t.head_dim_qk) * sizeof(*packed));
+    if constexpr (requires { Scores::arrange(packed, stride); }) Scores::arrange(packed, stride);
   }
   return head;
 }
@@ -299,6 +300,13 @@ struct ScoresOf {
 template <typename K>
 struct ScoresOf<bf16, K> {
   using Type = PairScores<K>;
+};
+#endif
+#if HWY_TARGET <= HWY_AVX3 && (!defined(__AVX512BF16__) || defined(TANDEM_MATRIX_UNIT))
+/// Intel's dot product of pairs has half the rate of multiply-add in f32.
+template <>
+struct ScoresOf<bf16, bf16> {
+  using Type = SplitScores;
 };
 #endif
 

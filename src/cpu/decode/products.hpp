@@ -1,16 +1,20 @@
 // The two products of a short query: few rows against a block of keys, with dot products along head_dim.
 #pragma once
 
+#include "cpu/decode/operands.hpp"
 #include "cpu/forward/finish_row.hpp"
 #include "cpu/forward/key_rows.hpp"
 #include "cpu/simd/dot.hpp"
-#include "cpu/simd/transpose.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 
 /// Keys between two looks at the maximum: 8 heads of two such blocks, 256 KiB in 16 bits, are at home in a
-/// second-level cache.
+/// second-level cache. Processors with a matrix unit, which are Intel's, read memory faster in smaller steps.
+#if defined(TANDEM_MATRIX_UNIT)
+constexpr int short_block = 16;
+#else
 constexpr int short_block = 32;
+#endif
 /// Rows that share the loads of K and V, and keys scored together: 16 accumulators, 8 on 16 registers.
 constexpr int rows_together = vec_registers == 32 ? 4 : 2;
 constexpr int keys_together = 4;
@@ -116,56 +120,6 @@ class RowsAhead {
   int of_v_ = 0;
 };
 
-/// Products of f32 numbers, which k is widened to.
-template <typename K>
-struct WideScores {
-  using Query = float;
-  using Operand = Vec;
-  static constexpr int columns = vec_lanes;
-  [[gnu::always_inline]] static Operand query(const Query* p) { return load(p); }
-  [[gnu::always_inline]] static Operand key(const K* p) { return load(p); }
-  [[gnu::always_inline]] static Vec multiply_add(Operand a, Operand b, Vec sum) {
-    return hn::MulAdd(a, b, sum);
-  }
-};
-
-#if defined(__AVX512BF16__)
-/// Products of pairs of bf16: k is bf16, or 8-bit values, all of which bf16 has.
-template <typename K>
-struct PairScores {
-  using Query = bf16;
-  using Operand = UVec;
-  static constexpr int columns = 2 * vec_lanes;
-  [[gnu::always_inline]] static Operand query(const Query* p) { return bf16_of(p); }
-  [[gnu::always_inline]] static Operand key(const K* p) { return bf16_of(p); }
-  [[gnu::always_inline]] static Vec multiply_add(Operand a, Operand b, Vec sum) {
-    return dot_bf16(sum, a, b);
-  }
-};
-#endif
-
-/// Columns of a row of q: whole registers, the last of them filled with zeros.
-template <typename Scores>
-constexpr int query_stride(int columns) {
-  return (columns + Scores::columns - 1) / Scores::columns * Scores::columns;
-}
-
-/// The sums of the lanes of a, b, c and d, in this order, in memory.
-TANDEM_INLINE void store_sums(Vec a, Vec b, Vec c, Vec d, float* sums) {
-  transpose_blocks(a, b, c, d);
-  const Vec by_block = hn::Add(hn::Add(a, b), hn::Add(c, d));  // the sums of each 128 bits
-#if HWY_TARGET <= HWY_AVX3
-  const __m256 half =
-      _mm256_add_ps(_mm512_castps512_ps256(by_block.raw), _mm512_extractf32x8_ps(by_block.raw, 1));
-  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
-#elif HWY_TARGET == HWY_AVX2
-  _mm_storeu_ps(sums,
-                _mm_add_ps(_mm256_castps256_ps128(by_block.raw), _mm256_extractf128_ps(by_block.raw, 1)));
-#else
-  hn::StoreU(by_block, f32_lanes, sums);
-#endif
-}
-
 /// scores[row][key] for keys_together keys and `rows` rows of q.
 template <typename Scores, int rows, typename K>
 TANDEM_INLINE void score_keys(const K* const* keys, std::int64_t offset, const typename Scores::Query* q,
@@ -209,9 +163,24 @@ TANDEM_INLINE void score_keys(const K* const* keys, std::int64_t offset, const t
   }
 }
 
+/// Whether weigh_columns() has bf16 split, two registers at a time.
+template <typename K, int vecs>
+constexpr bool splits = HWY_TARGET <= HWY_AVX3&& __is_same(K, bf16) && vecs % 2 == 0;
+
 /// Widens `vecs` registers of columns.
 template <int vecs, typename K>
 TANDEM_INLINE void load_columns(const K* p, Vec (&value)[vecs]) {
+#if HWY_TARGET <= HWY_AVX3
+  if constexpr (splits<K, vecs>) {
+#pragma GCC unroll 2
+    for (int i = 0; i < vecs; i += 2) {
+      const Split both = split(p + i * vec_lanes);
+      value[i] = both.even;
+      value[i + 1] = both.odd;
+    }
+    return;
+  }
+#endif
 #if defined(__AVX512BF16__)
   if constexpr (__is_same(K, e4m3) && vecs % 2 == 0) {
 #pragma GCC unroll 4
@@ -253,7 +222,11 @@ TANDEM_INLINE void weigh_columns(const K* const* v, std::int64_t offset, int cou
 #pragma GCC unroll 4
     for (int i = 0; i < vecs; ++i) {
       float* const sum = out + r * out_stride + i * vec_lanes;
-      store(hn::Add(load(sum), acc[r][i]), sum);
+      Vec more = acc[r][i];
+#if HWY_TARGET <= HWY_AVX3
+      if constexpr (splits<K, vecs>) more = in_order({acc[r][i & ~1], acc[r][i | 1]}, i % 2);
+#endif
+      store(hn::Add(load(sum), more), sum);
     }
   }
 }
@@ -263,8 +236,8 @@ TANDEM_INLINE void weigh_columns(const K* const* v, std::int64_t offset, int cou
 /// products in place of two multiply-adds, and e4m3 need not be widened to f32, which takes longer than both.
 template <int rows>
 struct PairWeights {
-  alignas(64) std::uint16_t high[rows][short_block];
-  alignas(64) std::uint16_t low[rows][short_block];
+  alignas(64) std::uint16_t high[rows][2 * vec_lanes];
+  alignas(64) std::uint16_t low[rows][2 * vec_lanes];
 
   /// Splits p[row][key], which is 0 from `count` on.
   explicit PairWeights(const float* p, int count) {
@@ -272,7 +245,7 @@ struct PairWeights {
     for (int r = 0; r < rows; ++r) {
       const float* const row = p + r * short_block;
       const Vec first = load(row);
-      const Vec second = count > vec_lanes ? load(row + vec_lanes) : zero();
+      const Vec second = short_block > vec_lanes && count > vec_lanes ? load(row + vec_lanes) : zero();
       const UVec rounded = join_bf16(first, second);
       hn::StoreU(rounded, u32_lanes, reinterpret_cast<std::uint32_t*>(high[r]));
       const UVec rest = join_bf16(hn::Sub(first, widened(rounded, 0)), hn::Sub(second, widened(rounded, 1)));

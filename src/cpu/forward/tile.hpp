@@ -252,7 +252,7 @@ struct ShortScratch {
 };
 
 [[gnu::always_inline]] inline ShortScratch short_scratch(int head_dim_qk, int head_dim_v) {
-  const auto columns = (static_cast<std::size_t>(head_dim_qk) + 15) / 16 * 16;
+  const auto columns = static_cast<std::size_t>(in_tiles(head_dim_qk));
   const std::size_t numbers = short_partial_numbers(head_dim_v);
   ShortScratch s;
   s.sums = short_rows * columns * sizeof(float);
