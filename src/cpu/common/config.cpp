@@ -89,11 +89,11 @@ Config choose(const Problem& problem, int threads) {
     return config;
   }
   config.block_k = 128;
-  // From about 64 rows a tile up to 256, as long as that leaves every thread 8 tiles: the larger, the less
-  // often K and V are fetched and converted (1 % in f32 and 2.5 % in bf16 from 128 to 256, nothing from
-  // there). Results do not depend on it.
-  while (config.block_q <= 128 &&
-         rows / (2 * config.block_q) >= 8 * static_cast<std::int64_t>(config.threads)) {
+  // From about 64 rows a tile up to 256, as long as that leaves each of several threads 8 tiles: the larger,
+  // the less often K and V are fetched and converted (1 % in f32 and 2.5 % in bf16 from 128 to 256, nothing
+  // from there). Results do not depend on it.
+  const std::int64_t tiles = config.threads == 1 ? 1 : 8 * static_cast<std::int64_t>(config.threads);
+  while (config.block_q <= 128 && rows / (2 * config.block_q) >= tiles) {
     config.block_q *= 2;
   }
   return config;

@@ -16,6 +16,8 @@ struct Ahead {
   int k_bytes = 0;
   int v_bytes = 0;
   int rows = 0;
+  int turns = 0;     ///< turns of fetch_share() that are left
+  int per_tile = 0;  ///< turns for each register tile of scores
 
   /// Always inline: GCC takes a call for one without effect where nothing reads the Ahead behind it.
   [[gnu::always_inline]] void fetch(int count) {
@@ -26,19 +28,49 @@ struct Ahead {
       v += v_stride;
     }
   }
+
+  /// Four lines of K and four of V a turn, so that all stripes of a tile share the fetching. The first stripe
+  /// alone would ask for more than memory gives meanwhile, and its own misses would queue behind.
+  [[gnu::always_inline]] void fetch_share() {
+    for (int i = 0; i < per_tile && turns > 0; ++i, --turns) {
+      for (int at = 0; at < turn_bytes; at += 64) __builtin_prefetch(k + k_at + at, 0, 2);
+      for (int at = 0; at < turn_bytes; at += 64) __builtin_prefetch(v + v_at + at, 0, 2);
+      k_at += turn_bytes;
+      v_at += turn_bytes;
+      if (k_at < k_bytes || v_at < v_bytes) continue;
+      k_at = v_at = 0;
+      k += k_stride;
+      v += v_stride;
+    }
+  }
+
+  /// Spreads fetch_share() over `stripes` stripes, whose register tiles have `keys` keys.
+  void share(int stripes, int keys) {
+    const int most = k_bytes > v_bytes ? k_bytes : v_bytes;
+    const int of_row = (most + turn_bytes - 1) / turn_bytes;
+    turns = rows * of_row;
+    per_tile = (keys * of_row + stripes - 1) / stripes;
+  }
+
+ private:
+  static constexpr int turn_bytes = 256;
+  int k_at = 0;
+  int v_at = 0;
 };
 
 /// Rows of K and V from `begin` on, as far as they are at even distances.
 template <typename K>
 TANDEM_INLINE Ahead rows_ahead(const ForwardTile& t, std::int64_t begin, int count) {
   const KeyRun<K> run = key_run<K>(t, begin, count);
-  return {.k = reinterpret_cast<const char*>(run.k),
-          .v = reinterpret_cast<const char*>(run.v),
-          .k_stride = t.k_stride * static_cast<std::int64_t>(sizeof(K)),
-          .v_stride = t.v_stride * static_cast<std::int64_t>(sizeof(K)),
-          .k_bytes = t.head_dim_qk * static_cast<int>(sizeof(K)),
-          .v_bytes = t.head_dim_v * static_cast<int>(sizeof(K)),
-          .rows = run.count};
+  Ahead ahead;
+  ahead.k = reinterpret_cast<const char*>(run.k);
+  ahead.v = reinterpret_cast<const char*>(run.v);
+  ahead.k_stride = t.k_stride * static_cast<std::int64_t>(sizeof(K));
+  ahead.v_stride = t.v_stride * static_cast<std::int64_t>(sizeof(K));
+  ahead.k_bytes = t.head_dim_qk * static_cast<int>(sizeof(K));
+  ahead.v_bytes = t.head_dim_v * static_cast<int>(sizeof(K));
+  ahead.rows = run.count;
+  return ahead;
 }
 
 /// Fetches `count` stacked rows of q or out, all at once.

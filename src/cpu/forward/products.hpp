@@ -21,20 +21,32 @@ TANDEM_INLINE void score_rows(const typename Math::Word* k, std::int64_t k_strid
   }
 }
 
+/// Calls f<rows>(first) for tiles of rows that make up `count`.
+template <int vecs, typename Function>
+TANDEM_INLINE void for_row_tiles(int count, const Function& f) {
+  constexpr int most = tile_rows(vecs);
+  int r = 0;
+  // Eight rows are two tiles of four, not one of six and two of one.
+  while (count - r >= most && (most != 6 || count - r != 8)) {
+    f.template operator()<most>(r);
+    r += most;
+  }
+  if constexpr (most > 4) {
+    for (; r + 4 <= count; r += 4) f.template operator()<4>(r);
+  }
+  for (; r < count; ++r) f.template operator()<1>(r);
+}
+
 /// S^T = K Q^T for `count` keys.
 template <typename Math, int vecs>
 requires(!on_tiles<Math>)
     [[gnu::noinline]] void score(const typename Math::Word* k, std::int64_t k_stride, int count,
                                  const typename Math::Word* q, int depth, float* scores, Ahead& ahead) {
-  constexpr int rows = tile_rows(vecs);
-  int j = 0;
-  for (; j + rows <= count; j += rows) {
-    ahead.fetch(rows);
-    score_rows<Math, rows, vecs>(k + j * k_stride, k_stride, q, depth, scores + j * stripe_lanes);
-  }
-  for (; j < count; ++j) {
-    score_rows<Math, 1, vecs>(k + j * k_stride, k_stride, q, depth, scores + j * stripe_lanes);
-  }
+  for_row_tiles<vecs>(
+      count, [&]<int rows>(int j) __attribute__((always_inline)) {
+        ahead.fetch_share();
+        score_rows<Math, rows, vecs>(k + j * k_stride, k_stride, q, depth, scores + j * stripe_lanes);
+      });
 }
 
 template <typename Math, int rows, int vecs>
@@ -59,12 +71,10 @@ template <typename Math, int vecs>
 requires(!on_tiles<Math>)
     [[gnu::noinline]] void accumulate(const typename Math::Word* v, std::int64_t v_stride, int dims,
                                       const typename Math::Word* p, int depth, float* out) {
-  constexpr int rows = tile_rows(vecs);
-  int c = 0;
-  for (; c + rows <= dims; c += rows) {
-    accumulate_rows<Math, rows, vecs>(v + c, v_stride, p, depth, out + c * stripe_lanes);
-  }
-  for (; c < dims; ++c) accumulate_rows<Math, 1, vecs>(v + c, v_stride, p, depth, out + c * stripe_lanes);
+  for_row_tiles<vecs>(
+      dims, [&]<int rows>(int c) __attribute__((always_inline)) {
+        accumulate_rows<Math, rows, vecs>(v + c, v_stride, p, depth, out + c * stripe_lanes);
+      });
 }
 
 /// Calls f with the number of registers as a constant.

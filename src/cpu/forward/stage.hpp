@@ -98,6 +98,18 @@ static void stage_tiles(const ForwardTile& t, const ForwardScratch& layout, int 
 }
 #endif
 
+/// Whether rows at this distance, in f32, share few sets of the first-level cache: of 4 KiB all share one.
+inline bool crowded(std::int64_t stride) {
+  return stride % 1024 == 0;
+}
+
+/// Whether f32 V is copied to rows at a better distance. Columns of V are read down the keys: at 512 bytes a
+/// block's rows take 8 of 64 sets, and every line comes from the second-level cache several times. A copy
+/// costs as much as a hundredth of the products of 128 rows.
+inline bool copies_values(const ForwardTile& t) {
+  return crowded(t.v_stride) || (t.v_stride % 128 == 0 && t.count > 128);
+}
+
 /// Where the block's K and V are: in the user's memory where the products can read it, else converted into
 /// scratch.
 template <typename Math, typename K>
@@ -114,6 +126,18 @@ Block<Math> stage(const ForwardTile& t, const ForwardScratch& layout, std::int64
         b.k_stride = t.k_stride;
         b.v = whole.v;
         b.v_stride = t.v_stride;
+        if (crowded(t.k_stride)) {
+          auto* const k = reinterpret_cast<float*>(t.scratch + layout.k);
+          b.k = k;
+          b.k_stride = staged_stride(t.head_dim_qk);
+          widen_rows(whole.k, t.k_stride, count, t.head_dim_qk, k, b.k_stride);
+        }
+        if (copies_values(t)) {
+          auto* const v = reinterpret_cast<float*>(t.scratch + layout.v);
+          b.v = v;
+          b.v_stride = staged_stride(t.head_dim_v);
+          widen_rows(whole.v, t.v_stride, count, t.head_dim_v, v, b.v_stride);
+        }
         return b;
       }
     }

@@ -6,12 +6,13 @@
 #include "cpu/simd/math.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
-/// Registers of lanes in a register tile, and rows for each number of them: 16 accumulators, or what 16
-/// registers hold.
+/// Registers of lanes in a register tile, and rows for each number of them: 24 accumulators, or what 16
+/// registers hold. A tile of 4 x 4 takes eight loads for 16 multiply-adds, one of 6 x 4 ten for 24.
 constexpr int stripe_vecs = vec_registers == 32 ? 4 : 3;
 constexpr int stripe_lanes = stripe_vecs * vec_lanes;
 constexpr int tile_rows(int vecs) {
-  return vec_registers == 32 && vecs < 4 ? 8 : 4;
+  if (vec_registers != 32) return 4;
+  return vecs == 4 ? 6 : 8;
 }
 
 /// Consecutive keys of a block that the same registers [first_vec, last_vec) of a stripe see.
