@@ -21,12 +21,13 @@ struct MaskedRows {
 static_assert(sizeof(MaskedRows) == masked_rows_bytes);
 
 /// Where the MaskedRows and lanes of register `vec` of stripe `stripe` are, and a program's memory.
+template <typename Math>
 struct FunctionMemory {
   [[gnu::always_inline]] static FunctionMemory at(const ForwardTile& t, const ForwardScratch& layout,
                                                   int stripe, int vec) {
     const FunctionScratch s = function_scratch(t.functions->words, t.block_q, t.block_k);
     std::byte* const base = t.scratch + layout.bytes;
-    const int index = stripe * stripe_vecs + vec;
+    const int index = stripe * stripe_vecs<Math> + vec;
     return {reinterpret_cast<float*>(base + s.memory), reinterpret_cast<MaskedRows*>(base + s.rows) + index,
             reinterpret_cast<std::uint16_t*>(base + s.seen) + index * seen_stride(t.block_k)};
   }
@@ -55,8 +56,9 @@ TANDEM_INLINE FunctionPlace place_of(const ForwardTile& t, std::int64_t first) {
 }
 
 /// Before the blocks of keys of a tile: what programs compute once for all of it.
+template <typename Math>
 TANDEM_INLINE void prepare_functions(const ForwardTile& t, const ForwardScratch& layout) {
-  float* const memory = FunctionMemory::at(t, layout, 0, 0).values;
+  float* const memory = FunctionMemory<Math>::at(t, layout, 0, 0).values;
   const FunctionPlace place = place_of(t, t.first);
   for (const FunctionProgram* program : {t.functions->score, t.functions->mask}) {
     if (program != nullptr) evaluate_uniform(*program, place, memory);
@@ -83,7 +85,7 @@ constexpr int mask_keys = 32;
 /// Which keys [begin, begin + count) a register of rows sees; whether it sees any. Without a mask it sees all
 /// that the window leaves.
 template <typename Math>
-bool see_by_register(const ForwardTile& t, const FunctionProgram* mask, const FunctionMemory& memory,
+bool see_by_register(const ForwardTile& t, const FunctionProgram* mask, const FunctionMemory<Math>& memory,
                      const Stripe<Math>& s, std::int64_t first_row, int vec, std::int64_t begin, int count) {
   Block<Math> block{};
   block.begin = begin;
@@ -138,12 +140,12 @@ bool see_by_functions(const ForwardTile& t, const ForwardScratch& layout, const 
   for (int i = 0; i < stripes.count; ++i) {
     const Stripe<Math>& s = stripes.of[i];
     if (begin >= s.end || begin + count <= s.begin) continue;
-    const std::int64_t first_row = t.first + static_cast<std::int64_t>(i) * stripe_lanes;
+    const std::int64_t first_row = t.first + static_cast<std::int64_t>(i) * stripe_lanes<Math>;
     const Visible visible =
         of_tile == Visible::all ? of_tile : visible_to_rows(t, first_row, s.count, begin, count);
     const FunctionProgram* const mask = visible == Visible::all ? nullptr : t.functions->mask;
     for (int v = 0; v < s.vecs; ++v) {
-      const FunctionMemory memory = FunctionMemory::at(t, layout, i, v);
+      const FunctionMemory<Math> memory = FunctionMemory<Math>::at(t, layout, i, v);
       if (visible == Visible::none) {
         *memory.masked = {.begin = 0, .end = 0, .all = 0, .unused = 0};
       } else {
@@ -155,6 +157,7 @@ bool see_by_functions(const ForwardTile& t, const ForwardScratch& layout, const 
 }
 
 /// The rows of a stripe, for functions.
+template <typename Math>
 struct FunctionRows {
   FunctionRows(const ForwardTile& tile, const ForwardScratch& scratch, const Logits& logits_, int stripe_,
                std::int64_t begin_)
@@ -173,7 +176,7 @@ struct FunctionRows {
   std::int64_t begin;  ///< the block's first key
 
   [[nodiscard]] LaneKeys keys(int vec, int count) const {
-    const MaskedRows& masked = *FunctionMemory::at(t, layout, stripe, vec).masked;
+    const MaskedRows& masked = *FunctionMemory<Math>::at(t, layout, stripe, vec).masked;
     LaneKeys k = all_keys(count);
     k.begin = masked.begin < masked.end ? masked.begin : count;
     k.end = masked.begin < masked.end ? masked.end : 0;
@@ -183,21 +186,21 @@ struct FunctionRows {
   /// Scores of a register's keys become logits, -inf where they are not visible. Returns the keys, which need
   /// no other mask.
   LaneKeys make_logits(int vec, LaneKeys keys, float* scores) const {
-    const FunctionMemory memory = FunctionMemory::at(t, layout, stripe, vec);
+    const FunctionMemory<Math> memory = FunctionMemory<Math>::at(t, layout, stripe, vec);
     float* const of_lane = scores + vec * vec_lanes;
     const bool all = memory.masked->all != 0;
     const auto finish = [&](Vec logit, int key) __attribute__((always_inline)) {
       if (!all) logit = hn::IfThenElse(mask_of(memory.seen + key), logit, broadcast(negative_infinity));
-      store(logit, of_lane + key * stripe_lanes);
+      store(logit, of_lane + key * stripe_lanes<Math>);
     };
     if (t.functions->score != nullptr) {
-      const std::int64_t first_row = t.first + static_cast<std::int64_t>(stripe) * stripe_lanes;
+      const std::int64_t first_row = t.first + static_cast<std::int64_t>(stripe) * stripe_lanes<Math>;
       FunctionPlace place = place_of(t, first_row + vec * vec_lanes);
       for (int key = keys.begin; key < keys.end; key += function_keys) {
         place.first_key = static_cast<std::int32_t>(begin + key);
         place.keys = keys.end - key < function_keys ? keys.end - key : function_keys;
-        place.scores = of_lane + key * stripe_lanes;
-        place.score_step = stripe_lanes;
+        place.scores = of_lane + key * stripe_lanes<Math>;
+        place.score_step = stripe_lanes<Math>;
         // So few keys at a time that the first-level cache keeps them from one loop to the next.
         scale_and_cap(place.scores, place.keys);
         evaluate(*t.functions->score, place, memory.values);
@@ -207,9 +210,9 @@ struct FunctionRows {
         for (int j = 0; j < place.keys; ++j) finish(fetch(value, j), key + j);
       }
     } else {
-      scale_and_cap(of_lane + keys.begin * stripe_lanes, keys.end - keys.begin);
+      scale_and_cap(of_lane + keys.begin * stripe_lanes<Math>, keys.end - keys.begin);
       for (int key = keys.begin; !all && key < keys.end; ++key)
-        finish(load(of_lane + key * stripe_lanes), key);
+        finish(load(of_lane + key * stripe_lanes<Math>), key);
     }
     keys.partial = false;
     return keys;
@@ -217,18 +220,18 @@ struct FunctionRows {
 
   /// Clears the exponentials of a register that dropout does not keep, once they are in the softmax's sum.
   /// What is kept is scaled with the row.
-  template <typename Math>
   void drop(int vec, const LaneKeys& keys, float* scores) const {
     if (t.functions->dropout == nullptr) return;
     FunctionPlace place =
-        place_of(t, t.first + static_cast<std::int64_t>(stripe) * stripe_lanes + vec * vec_lanes);
+        place_of(t, t.first + static_cast<std::int64_t>(stripe) * stripe_lanes<Math> + vec * vec_lanes);
     for (int key = keys.begin; key < keys.end; key += function_keys) {
       std::uint16_t kept[function_keys + 8] = {};  // lanes are read eight bytes at a time
       place.first_key = static_cast<std::int32_t>(begin + key);
       place.keys = keys.end - key < function_keys ? keys.end - key : function_keys;
       write_kept(*t.functions->dropout, place, kept);
       for (int j = 0; j < place.keys; j += Math::elements_per_word) {
-        float* const word = scores + vec * vec_lanes + (key + j) / Math::elements_per_word * stripe_lanes;
+        float* const word =
+            scores + vec * vec_lanes + (key + j) / Math::elements_per_word * stripe_lanes<Math>;
         if constexpr (Math::elements_per_word == 1) {
           store(hn::IfThenElseZero(mask_of(kept + j), load(word)), word);
         } else {
@@ -248,7 +251,7 @@ struct FunctionRows {
     const bool transforms = logits.transforms();
     if (!transforms && (t.functions->score == nullptr || logits.cap_in == 1.0F)) return;
     for (int key = 0; key < count; ++key) {
-      float* const s = scores + key * stripe_lanes;
+      float* const s = scores + key * stripe_lanes<Math>;
       store(transforms ? logits.transform(load(s)) : hn::Mul(load(s), broadcast(logits.cap_in)), s);
     }
   }

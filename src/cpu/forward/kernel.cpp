@@ -23,9 +23,9 @@ namespace {
 /// One block of keys against one stripe of queries. `functions` is null where the caller has none.
 template <typename Math>
 void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, const Logits& logits,
-            float* scores, const FunctionRows* functions, Ahead& ahead) {
+            float* scores, const FunctionRows<Math>* functions, Ahead& ahead) {
   if (b.begin >= s.end || b.begin + b.count <= s.begin) return;
-  LaneKeys keys[stripe_vecs];
+  LaneKeys keys[stripe_vecs<Math>];
   Segment segments[max_block_k / vec_lanes];
   int segment_count = 1;
   if (functions != nullptr) {
@@ -47,19 +47,19 @@ void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, c
   constexpr int epw = Math::elements_per_word;
   for (int i = 0; i < segment_count; ++i) {
     const Segment& g = segments[i];
-    with_vecs(g.last_vec - g.first_vec, [&]<int vecs>() {
+    with_vecs<Math>(g.last_vec - g.first_vec, [&]<int vecs>() {
       score<Math, vecs>(b.k + g.begin * b.k_stride, b.k_stride, g.end - g.begin,
                         s.q + g.first_vec * vec_lanes, t.head_dim_qk / epw,
-                        scores + g.begin * stripe_lanes + g.first_vec * vec_lanes, ahead);
+                        scores + g.begin * stripe_lanes<Math> + g.first_vec * vec_lanes, ahead);
     });
-    if (b.k_scales != nullptr) scale_scores(scores, g, b.k_scales);
+    if (b.k_scales != nullptr) scale_scores<Math>(scores, g, b.k_scales);
   }
   for (int v = 0; v < s.vecs; ++v) {
     if (keys[v].begin >= keys[v].end) continue;
     if (functions != nullptr) {
       soften(s, v, functions->make_logits(v, keys[v], scores), functions->plain, t.head_dim_v, scores,
              b.v_scales);
-      functions->template drop<Math>(v, keys[v], scores);
+      functions->drop(v, keys[v], scores);
     } else {
       soften(s, v, keys[v], logits, t.head_dim_v, scores, b.v_scales);
     }
@@ -67,9 +67,9 @@ void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, c
   auto* p = reinterpret_cast<typename Math::Word*>(scores);
   for (int i = 0; i < segment_count; ++i) {
     const Segment& g = segments[i];
-    with_vecs(g.last_vec - g.first_vec, [&]<int vecs>() {
+    with_vecs<Math>(g.last_vec - g.first_vec, [&]<int vecs>() {
       accumulate<Math, vecs>(b.v + g.begin / epw * b.v_stride, b.v_stride, t.head_dim_v,
-                             p + g.begin / epw * stripe_lanes + g.first_vec * vec_lanes,
+                             p + g.begin / epw * stripe_lanes<Math> + g.first_vec * vec_lanes,
                              (g.end - g.begin + epw - 1) / epw, s.out + g.first_vec * vec_lanes);
     });
   }
@@ -101,11 +101,11 @@ void pack_queries(const ForwardTile& t, std::int64_t first, int count, float fac
         ++row;
       }
     }
-    transpose(rows, words, vec_lanes, words, reinterpret_cast<float*>(q) + lane, stripe_lanes);
+    transpose(rows, words, vec_lanes, words, reinterpret_cast<float*>(q) + lane, stripe_lanes<Math>);
   }
   if constexpr (on_tiles<Math>) {
     const auto spare = static_cast<std::size_t>(in_tiles(t.head_dim_qk) / 2 - words);
-    __builtin_memset(q + words * stripe_lanes, 0, spare * stripe_lanes * sizeof(*q));
+    __builtin_memset(q + words * stripe_lanes<Math>, 0, spare * stripe_lanes<Math> * sizeof(*q));
   }
 }
 
@@ -136,7 +136,7 @@ void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s,
   std::int64_t row = first / t.group;
   std::int64_t head = first % t.group;
   for (int lane = 0; lane < s.count; lane += vec_lanes) {
-    transpose(s.out + lane, stripe_lanes, t.head_dim_v, vec_lanes, rows, t.head_dim_v);
+    transpose(s.out + lane, stripe_lanes<Math>, t.head_dim_v, vec_lanes, rows, t.head_dim_v);
     for (int i = 0; i < vec_lanes && lane + i < s.count; ++i) {
       const std::int64_t keys = s.last_key[lane + i] - s.first_key[lane + i];
       if (t.functions != nullptr) {
@@ -160,7 +160,7 @@ void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s,
 
 template <typename Math>
 void fold(const Stripe<Math>& s, int dims, const Logits& logits) {
-  fold_run<stripe_lanes>(s.totals, dims, s.out, s.sum, s.maximum, [&](Vec old, Vec now) {
+  fold_run<stripe_lanes<Math>>(s.totals, dims, s.out, s.sum, s.maximum, [&](Vec old, Vec now) {
     return exponent_between(base_of(old, logits), base_of(now, logits), logits);
   });
 }
@@ -168,20 +168,20 @@ void fold(const Stripe<Math>& s, int dims, const Logits& logits) {
 /// Forgets what the rows of a stripe have seen.
 template <typename Math>
 void restart(const Stripe<Math>& s, int dims) {
-  for (int i = 0; i < stripe_lanes; ++i) {
+  for (int i = 0; i < stripe_lanes<Math>; ++i) {
     s.maximum[i] = negative_infinity;
     s.sum[i] = 0.0F;
   }
-  __builtin_memset(s.out, 0, static_cast<std::size_t>(in_tiles(dims)) * stripe_lanes * sizeof(float));
+  __builtin_memset(s.out, 0, static_cast<std::size_t>(in_tiles(dims)) * stripe_lanes<Math> * sizeof(float));
 }
 
 template <typename Math>
 void open_stripes(const ForwardTile& t, const ForwardScratch& layout, Stripes<Math>& stripes) {
   const auto floats = [&](std::size_t offset) { return reinterpret_cast<float*>(t.scratch + offset); };
   stripes.begin = t.seqlen_k;
-  for (int lane = 0; lane < t.count; lane += stripe_lanes) {
+  for (int lane = 0; lane < t.count; lane += stripe_lanes<Math>) {
     Stripe<Math>& s = stripes.of[stripes.count++];
-    s.count = t.count - lane < stripe_lanes ? t.count - lane : stripe_lanes;
+    s.count = t.count - lane < stripe_lanes<Math> ? t.count - lane : stripe_lanes<Math>;
     s.vecs = (s.count + vec_lanes - 1) / vec_lanes;
     s.q = reinterpret_cast<typename Math::Word*>(t.scratch + layout.q) +
           static_cast<std::int64_t>(lane) * in_tiles(t.head_dim_qk);
@@ -202,7 +202,7 @@ void pack_stripes(const ForwardTile& t, const ForwardScratch& layout, const Logi
   auto* const rows = reinterpret_cast<float*>(t.scratch + layout.rows);
   for (int i = 0; i < stripes.count; ++i) {
     const Stripe<Math>& s = stripes.of[i];
-    const std::int64_t first = t.first + static_cast<std::int64_t>(i) * stripe_lanes;
+    const std::int64_t first = t.first + static_cast<std::int64_t>(i) * stripe_lanes<Math>;
     fetch_rows<T, false>(t, t.q, first, s.count, t.head_dim_qk);
     pack_queries<Math, T>(t, first, s.count, logits.sign, rows, s.q);
     restart(s, t.head_dim_v);
@@ -214,8 +214,8 @@ template <typename Math>
 void open_all_totals(const ForwardTile& t, const ForwardScratch& layout, Stripes<Math>& stripes) {
   for (int i = 0; i < stripes.count; ++i) {
     Stripe<Math>& s = stripes.of[i];
-    s.totals = totals_at(t.scratch + layout.totals, t.block_q, i * stripe_lanes, t.head_dim_v);
-    open_totals<stripe_lanes>(s.totals, t.head_dim_v);
+    s.totals = totals_at(t.scratch + layout.totals, t.block_q, i * stripe_lanes<Math>, t.head_dim_v);
+    open_totals<stripe_lanes<Math>>(s.totals, t.head_dim_v);
   }
 }
 
@@ -235,7 +235,7 @@ void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits
   auto* const scores = reinterpret_cast<float*>(t.scratch + layout.scores);
   float k_scales[max_block_k];
   float v_scales[max_block_k];
-  if (t.functions != nullptr) prepare_functions(t, layout);
+  if (t.functions != nullptr) prepare_functions<Math>(t, layout);
   std::int64_t fetched = -1;
 #if defined(TANDEM_MATRIX_UNIT)
   TileStream stream(t, logits, scores);
@@ -261,9 +261,9 @@ void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits
       }
 #endif
       if (t.functions == nullptr) {
-        attend(block, stripes.of[i], t, logits, scores, nullptr, ahead);
+        attend<Math>(block, stripes.of[i], t, logits, scores, nullptr, ahead);
       } else {
-        const FunctionRows rows(t, layout, logits, i, key);
+        const FunctionRows<Math> rows(t, layout, logits, i, key);
         attend(block, stripes.of[i], t, logits, scores, &rows, ahead);
       }
     }
@@ -275,7 +275,7 @@ void write_stripes(const ForwardTile& t, const ForwardScratch& layout, const Log
                    const Stripes<Math>& stripes) {
   auto* const rows = reinterpret_cast<float*>(t.scratch + layout.rows);
   for (int i = 0; i < stripes.count; ++i) {
-    const std::int64_t first = t.first + static_cast<std::int64_t>(i) * stripe_lanes;
+    const std::int64_t first = t.first + static_cast<std::int64_t>(i) * stripe_lanes<Math>;
     with_out_type(
         t, [&]<typename Out>() { write_rows<Math, T, K, Out>(t, first, stripes.of[i], logits, rows); });
   }
@@ -285,7 +285,7 @@ template <typename Math>
 void close_all_totals(const ForwardTile& t, const Stripes<Math>& stripes) {
   for (int i = 0; i < stripes.count; ++i) {
     const Stripe<Math>& s = stripes.of[i];
-    close_totals<stripe_lanes>(s.totals, t.head_dim_v, s.out, s.sum, s.maximum);
+    close_totals<stripe_lanes<Math>>(s.totals, t.head_dim_v, s.out, s.sum, s.maximum);
   }
 }
 
@@ -329,25 +329,25 @@ struct TilePass {
     const std::int64_t begin = stripes.begin > runs.begin(run) ? stripes.begin : runs.begin(run);
     const std::int64_t end = stripes.end < runs.end(run) ? stripes.end : runs.end(run);
     if (begin < end) attend_run<Math, K>(t, layout, logits, stripes, begin, end);
-    for (int i = 0; i < stripes.count; ++i, sums += split_sum_numbers(stripe_lanes, t.head_dim_v)) {
+    for (int i = 0; i < stripes.count; ++i, sums += split_sum_numbers(stripe_lanes<Math>, t.head_dim_v)) {
       const Stripe<Math>& s = stripes.of[i];
-      const std::size_t numbers = static_cast<std::size_t>(t.head_dim_v) * stripe_lanes;
+      const std::size_t numbers = static_cast<std::size_t>(t.head_dim_v) * stripe_lanes<Math>;
       __builtin_memcpy(sums, s.out, numbers * sizeof(float));
-      __builtin_memcpy(sums + numbers, s.sum, stripe_lanes * sizeof(float));
-      __builtin_memcpy(sums + numbers + stripe_lanes, s.maximum, stripe_lanes * sizeof(float));
+      __builtin_memcpy(sums + numbers, s.sum, stripe_lanes<Math> * sizeof(float));
+      __builtin_memcpy(sums + numbers + stripe_lanes<Math>, s.maximum, stripe_lanes<Math> * sizeof(float));
     }
   }
 
   void finish(std::int64_t count, float* sums, std::size_t stride) {
     open_stripes(t, layout, stripes);
     open_all_totals(t, layout, stripes);
-    const std::size_t numbers = split_sum_numbers(stripe_lanes, t.head_dim_v);
+    const std::size_t numbers = split_sum_numbers(stripe_lanes<Math>, t.head_dim_v);
     for (std::int64_t run = 0; run < count; ++run, sums += stride) {
       for (int i = 0; i < stripes.count; ++i) {
         Stripe<Math> s = stripes.of[i];
         s.out = sums + static_cast<std::size_t>(i) * numbers;
-        s.sum = s.out + static_cast<std::size_t>(t.head_dim_v) * stripe_lanes;
-        s.maximum = s.sum + stripe_lanes;
+        s.sum = s.out + static_cast<std::size_t>(t.head_dim_v) * stripe_lanes<Math>;
+        s.maximum = s.sum + stripe_lanes<Math>;
         fold(s, t.head_dim_v, logits);
       }
     }
@@ -395,6 +395,6 @@ void finish_runs(const ForwardTile& t, std::int64_t runs, float* sums, std::size
 
 extern const ForwardKernel forward_kernel;
 const ForwardKernel forward_kernel{
-    .stripe = stripe_lanes, .run = run, .attend = attend_run_alone, .finish = finish_runs};
+    .stripe = stripe_lanes<F32Math>, .run = run, .attend = attend_run_alone, .finish = finish_runs};
 
 }  // namespace tandem::cpu::TANDEM_TARGET

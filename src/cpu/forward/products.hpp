@@ -15,9 +15,9 @@ TANDEM_INLINE void score_rows(const typename Math::Word* k, std::int64_t k_strid
   for (auto& row : acc) {
     for (Vec& a : row) a = zero();
   }
-  multiply_tile<Math, rows, vecs>(acc, k, k_stride, 1, q, stripe_lanes, depth);
+  multiply_tile<Math, rows, vecs>(acc, k, k_stride, 1, q, stripe_lanes<Math>, depth);
   for (int r = 0; r < rows; ++r) {
-    for (int v = 0; v < vecs; ++v) store(acc[r][v], scores + r * stripe_lanes + v * vec_lanes);
+    for (int v = 0; v < vecs; ++v) store(acc[r][v], scores + r * stripe_lanes<Math> + v * vec_lanes);
   }
 }
 
@@ -45,7 +45,7 @@ requires(!on_tiles<Math>)
   for_row_tiles<vecs>(
       count, [&]<int rows>(int j) __attribute__((always_inline)) {
         ahead.fetch_share();
-        score_rows<Math, rows, vecs>(k + j * k_stride, k_stride, q, depth, scores + j * stripe_lanes);
+        score_rows<Math, rows, vecs>(k + j * k_stride, k_stride, q, depth, scores + j * stripe_lanes<Math>);
       });
 }
 
@@ -56,10 +56,10 @@ TANDEM_INLINE void accumulate_rows(const typename Math::Word* v, std::int64_t v_
   for (auto& row : acc) {
     for (Vec& a : row) a = zero();
   }
-  multiply_tile<Math, rows, vecs>(acc, v, 1, v_stride, p, stripe_lanes, depth);
+  multiply_tile<Math, rows, vecs>(acc, v, 1, v_stride, p, stripe_lanes<Math>, depth);
   for (int r = 0; r < rows; ++r) {
     for (int i = 0; i < vecs; ++i) {
-      float* const sum = out + r * stripe_lanes + i * vec_lanes;
+      float* const sum = out + r * stripe_lanes<Math> + i * vec_lanes;
       store(hn::Add(load(sum), acc[r][i]), sum);
     }
   }
@@ -73,19 +73,21 @@ requires(!on_tiles<Math>)
                                       const typename Math::Word* p, int depth, float* out) {
   for_row_tiles<vecs>(
       dims, [&]<int rows>(int c) __attribute__((always_inline)) {
-        accumulate_rows<Math, rows, vecs>(v + c, v_stride, p, depth, out + c * stripe_lanes);
+        accumulate_rows<Math, rows, vecs>(v + c, v_stride, p, depth, out + c * stripe_lanes<Math>);
       });
 }
 
 /// Calls f with the number of registers as a constant.
-template <typename Function>
+template <typename Math, typename Function>
 TANDEM_INLINE void with_vecs(int vecs, Function f) {
-  switch (vecs) {
-    case 1: f.template operator()<1>(); break;
-    case 2: f.template operator()<2>(); break;
-    case 3: f.template operator()<3>(); break;
-    default: f.template operator()<stripe_vecs>(); break;
+  if (vecs == 1) return f.template operator()<1>();
+  if constexpr (stripe_vecs < Math >> 2) {
+    if (vecs == 2) return f.template operator()<2>();
   }
+  if constexpr (stripe_vecs < Math >> 3) {
+    if (vecs == 3) return f.template operator()<3>();
+  }
+  f.template operator()<stripe_vecs<Math>>();
 }
 
 }  // namespace tandem::cpu::TANDEM_TARGET

@@ -65,16 +65,17 @@ LaneKeys lane_keys(const Stripe<Math>& s, const Block<Math>& b, int vec) {
 }
 
 /// Softcap, mask and maximum of one register's scores of keys [keys.begin, keys.end), in place.
+template <typename Math>
 TANDEM_INLINE Vec finish_scores(float* scores, const LaneKeys& keys, const Logits& logits) {
   if (logits.transforms()) {
     for (int j = keys.begin; j < keys.end; ++j) {
-      float* s = scores + j * stripe_lanes;
+      float* s = scores + j * stripe_lanes<Math>;
       store(logits.transform(load(s)), s);
     }
   }
   if (keys.partial) {
     for (int j = keys.begin; j < keys.end; ++j) {
-      float* s = scores + j * stripe_lanes;
+      float* s = scores + j * stripe_lanes<Math>;
       const IVec key = hn::Set(i32_lanes, j);
       const auto seen = hn::AndNot(hn::Lt(key, keys.first), hn::Lt(key, keys.last));
       store(hn::IfThenElse(hn::RebindMask(f32_lanes, seen), load(s), broadcast(negative_infinity)), s);
@@ -86,22 +87,37 @@ TANDEM_INLINE Vec finish_scores(float* scores, const LaneKeys& keys, const Logit
   for (Vec& m : maximum) m = broadcast(negative_infinity);
   int j = keys.begin;
   for (; j + 4 <= keys.end; j += 4) {
-    for (int i = 0; i < 4; ++i) maximum[i] = hn::Max(load(scores + (j + i) * stripe_lanes), maximum[i]);
+    for (int i = 0; i < 4; ++i) maximum[i] = hn::Max(load(scores + (j + i) * stripe_lanes<Math>), maximum[i]);
   }
-  for (; j < keys.end; ++j) maximum[0] = hn::Max(load(scores + j * stripe_lanes), maximum[0]);
+  for (; j < keys.end; ++j) maximum[0] = hn::Max(load(scores + j * stripe_lanes<Math>), maximum[0]);
   return hn::Max(hn::Max(maximum[0], maximum[1]), hn::Max(maximum[2], maximum[3]));
 }
 
 /// Raw products of a segment's keys times the keys' scales.
+template <typename Math>
 TANDEM_INLINE void scale_scores(float* scores, const Segment& g, const float* k_scales) {
   for (int j = g.begin; j < g.end; ++j) {
     const Vec scale = broadcast(k_scales[j]);
     for (int v = g.first_vec; v < g.last_vec; ++v) {
-      float* const s = scores + j * stripe_lanes + v * vec_lanes;
+      float* const s = scores + j * stripe_lanes<Math> + v * vec_lanes;
       store(hn::Mul(load(s), scale), s);
     }
   }
 }
+
+#if defined(__AVX512BF16__)
+/// Lane i holds bf16(even[i]) in its lower half and bf16(odd[i]) in its upper half. Intel's processors, which
+/// have the matrix unit, take four instructions of one step each for it rather than a conversion and a
+/// permutation of more. Ties go up; a NaN of bf16's products has its lower half clear, and stays one.
+template <typename Math>
+TANDEM_INLINE UVec pair_weights(Vec even, Vec odd) {
+  if constexpr (!on_tiles<Math>) return pair_bf16(even, odd);
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(even.raw), half), 16);
+  const __m512i high = _mm512_add_epi32(_mm512_castps_si512(odd.raw), half);
+  return UVec{_mm512_mask_blend_epi16(0xAAAAAAAA, low, high)};
+}
+#endif
 
 /// Writes the exponentials of scores to `p`, as the operand that Math wants, and returns their sum by lane.
 /// `p` may be `scores`. `weighted`: what is written is times v_scales, which their sum is not.
@@ -109,7 +125,7 @@ template <typename Math, bool far, bool weighted = false>
 TANDEM_INLINE Vec exponentiate(const float* scores, int begin, int end, const Logits& logits,
                                const Base& base, float* p, const float* v_scales = nullptr) {
   const auto power = [&](int key) {
-    return exp2(exponent<far>(load(scores + key * stripe_lanes), logits, base));
+    return exp2(exponent<far>(load(scores + key * stripe_lanes<Math>), logits, base));
   };
   const auto weigh = [&](Vec made, int key) {
     if constexpr (weighted) return hn::Mul(made, broadcast(v_scales[key]));
@@ -119,19 +135,26 @@ TANDEM_INLINE Vec exponentiate(const float* scores, int begin, int end, const Lo
   if constexpr (Math::elements_per_word == 1) {
     for (int j = begin; j < end; ++j) {
       const Vec made = power(j);
-      store(weigh(made, j), p + j * stripe_lanes);
+      store(weigh(made, j), p + j * stripe_lanes<Math>);
       sum = hn::Add(sum, made);
     }
   }
 #if defined(__AVX512BF16__)
   if constexpr (Math::elements_per_word == 2) {
     // Pair i takes the place of row i, whose scores have been read by then.
-    for (int j = begin; j < end; j += 2) {
+    auto* const pairs = reinterpret_cast<std::uint32_t*>(p);
+    int j = begin;
+    for (; j + 2 <= end; j += 2) {
       const Vec even = power(j);
-      const Vec odd = j + 1 < end ? power(j + 1) : zero();
-      hn::StoreU(pair_bf16(weigh(even, j), j + 1 < end ? weigh(odd, j + 1) : odd), u32_lanes,
-                 reinterpret_cast<std::uint32_t*>(p) + j / 2 * stripe_lanes);
+      const Vec odd = power(j + 1);
+      hn::StoreU(pair_weights<Math>(weigh(even, j), weigh(odd, j + 1)), u32_lanes,
+                 pairs + j / 2 * stripe_lanes<Math>);
       sum = hn::Add(sum, hn::Add(even, odd));
+    }
+    if (j < end) {
+      const Vec even = power(j);
+      hn::StoreU(pair_weights<Math>(weigh(even, j), zero()), u32_lanes, pairs + j / 2 * stripe_lanes<Math>);
+      sum = hn::Add(sum, even);
     }
   }
 #endif
@@ -152,9 +175,10 @@ template <typename Math>
   return exponentiate<Math, true, true>(scores, begin, end, logits, base, p, v_scales);
 }
 
+template <typename Math>
 TANDEM_INLINE void rescale_out(float* out, int dims, Vec alpha) {
   for (int c = 0; c < dims; ++c) {
-    float* o = out + c * stripe_lanes;
+    float* o = out + c * stripe_lanes<Math>;
     store(hn::Mul(load(o), alpha), o);
   }
 }
@@ -168,7 +192,7 @@ template <typename Math, typename Before>
                               const Before& before_rescaling) {
   const int lane = vec * vec_lanes;
   const Vec old = load(s.maximum + lane);
-  const Vec block = finish_scores(scores + lane, keys, logits);
+  const Vec block = finish_scores<Math>(scores + lane, keys, logits);
   const Vec growth = exponent_between(base_of(block, logits), base_of(old, logits), logits);
   const auto raised = hn::Gt(growth, broadcast(rescale_threshold));
   Vec maximum = old;
@@ -180,7 +204,7 @@ template <typename Math, typename Before>
     const bool fresh = hn::AllTrue(f32_lanes, hn::Eq(old, broadcast(negative_infinity)));
     if (!fresh) {  // a fresh O is 0
       before_rescaling();
-      rescale_out(s.out + lane, dims, alpha);
+      rescale_out<Math>(s.out + lane, dims, alpha);
     }
     store(maximum, s.maximum + lane);
   }

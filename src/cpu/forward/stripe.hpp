@@ -4,12 +4,20 @@
 #include "cpu/common/logits.hpp"
 #include "cpu/forward/lane_totals.hpp"
 #include "cpu/simd/math.hpp"
+#include "cpu/simd/product.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
-/// Registers of lanes in a register tile, and rows for each number of them: 24 accumulators, or what 16
-/// registers hold. A tile of 4 x 4 takes eight loads for 16 multiply-adds, one of 6 x 4 ten for 24.
-constexpr int stripe_vecs = vec_registers == 32 ? 4 : 3;
-constexpr int stripe_lanes = stripe_vecs * vec_lanes;
+/// Registers of lanes in a stripe: a register tile's, 24 accumulators or what 16 registers hold. On a matrix
+/// unit it is two tiles' lanes, so that the stripe's Q^T and O^T stay in the first-level cache with scores of
+/// 64 keys, while K and V pass from the second in the order in which they lie, at no cost: 32 rows are 1.12
+/// to 1.18 times as fast as 64.
+template <typename Math>
+constexpr int stripe_vecs = on_tiles<Math> ? 2 : (vec_registers == 32 ? 4 : 3);
+template <typename Math>
+constexpr int stripe_lanes = stripe_vecs<Math>* vec_lanes;
+
+/// Rows of a register tile of that many registers of lanes. A tile of 4 x 4 takes eight loads for 16
+/// multiply-adds, one of 6 x 4 ten for 24.
 constexpr int tile_rows(int vecs) {
   if (vec_registers != 32) return 4;
   return vecs == 4 ? 6 : 8;
@@ -36,7 +44,7 @@ struct Block {
   const float* v_scales = nullptr;
 };
 
-/// stripe_lanes stacked query rows: lanes past `count` hold zeros and are never stored.
+/// stripe_lanes<Math> stacked query rows: lanes past `count` hold zeros and are never stored.
 template <typename Math>
 struct Stripe {
   int count;

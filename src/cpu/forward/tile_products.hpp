@@ -16,33 +16,27 @@
 namespace tandem::cpu::TANDEM_TARGET {
 
 constexpr int tile_words = 256;
+constexpr int tile_lanes = stripe_lanes<TileMath>;
+
 /// Scores of 32 keys, whose tiles start at `k`.
-template <int lanes>
+template <int vecs>
 TANDEM_INLINE void score_tiles(const std::uint32_t* k, int steps, const std::uint32_t* q, float* scores) {
-  clear_sums<16 * lanes>();
+  clear_sums<16 * vecs>();
   const TileRows keys{
       .tiles = k, .stride = 16, .below = static_cast<std::int64_t>(steps) * tile_words, .step = tile_words};
-  add_products_of_tiles<16 * lanes>(keys, q, stripe_lanes, steps);
-  store_sums<16 * lanes>(scores, stripe_lanes);
+  add_products_of_tiles<16 * vecs>(keys, q, tile_lanes, steps);
+  store_sums<16 * vecs>(scores, tile_lanes);
 }
 
 /// 32 columns of O^T. The unit adds up 32 keys before it adds them to O, which is what a block's own sum is
 /// for elsewhere.
-template <int lanes>
+template <int vecs>
 TANDEM_INLINE void accumulate_tiles(const std::uint32_t* v, std::int64_t v_step, const std::uint32_t* p,
                                     int steps, float* out) {
-  load_sums<16 * lanes>(out, stripe_lanes);
+  load_sums<16 * vecs>(out, tile_lanes);
   const TileRows columns{.tiles = v, .stride = 16, .below = tile_words, .step = v_step};
-  add_products_of_tiles<16 * lanes>(columns, p, stripe_lanes, steps);
-  store_sums<16 * lanes>(out, stripe_lanes);
-}
-
-/// Calls f with the number of tiles of lanes, two at a time, and the first lane.
-template <int vecs, typename Function>
-TANDEM_INLINE void for_lane_tiles(const Function& f) {
-  if constexpr (vecs >= 2) f.template operator()<2>(0);
-  if constexpr (vecs == 4) f.template operator()<2>(32);
-  if constexpr (vecs % 2 == 1) f.template operator()<1>((vecs - 1) * 16);
+  add_products_of_tiles<16 * vecs>(columns, p, tile_lanes, steps);
+  store_sums<16 * vecs>(out, tile_lanes);
 }
 
 /// S^T = K Q^T for `count` keys, the last 32 of which may reach past them.
@@ -53,9 +47,7 @@ requires on_tiles<Math>
   const int steps = (depth + 15) / 16;
   for (int j = 0; j < count; j += 32) {
     ahead.fetch(32);
-    for_lane_tiles<vecs>([&]<int lanes>(int lane) __attribute__((always_inline)) {
-      score_tiles<lanes>(k + j * k_stride, steps, q + lane, scores + j * stripe_lanes + lane);
-    });
+    score_tiles<vecs>(k + j * k_stride, steps, q, scores + j * tile_lanes);
   }
 }
 
@@ -66,12 +58,10 @@ requires on_tiles<Math>
                                   int depth, float* out) {
   const int steps = (depth + 15) / 16;
   for (int i = depth; i < steps * 16; ++i) {
-    __builtin_memset(p + i * stripe_lanes, 0, vecs * vec_lanes * sizeof(std::uint32_t));
+    __builtin_memset(p + i * tile_lanes, 0, vecs * vec_lanes * sizeof(std::uint32_t));
   }
   for (int c = 0; c < dims; c += 32) {
-    for_lane_tiles<vecs>([&]<int lanes>(int lane) __attribute__((always_inline)) {
-      accumulate_tiles<lanes>(v + c * 16, 16 * v_stride, p + lane, steps, out + c * stripe_lanes + lane);
-    });
+    accumulate_tiles<vecs>(v + c * 16, 16 * v_stride, p, steps, out + c * tile_lanes);
   }
 }
 

@@ -10,14 +10,14 @@
 
 namespace tandem::cpu::TANDEM_TARGET {
 
-/// Keys whose scores of a stripe take 16 KB.
+/// Keys whose scores of a stripe take 8 KB.
 constexpr int stream_keys = 64;
 
 class TileStream {
  public:
   /// `memory`: ForwardScratch::scores.
   TileStream(const ForwardTile& tile, const Logits& logits, float* memory)
-      : t_(tile), logits_(logits), scores_(memory), p_(memory + stream_keys * stripe_lanes) {}
+      : t_(tile), logits_(logits), scores_(memory), p_(memory + stream_keys * tile_lanes) {}
 
   /// One block of keys against one stripe; false, and nothing is done, with functions or scales by row.
   bool attend(const Block<TileMath>& b, const Stripe<TileMath>& s, Ahead& ahead) {
@@ -35,8 +35,8 @@ class TileStream {
                                  .k_stride = b.k_stride,
                                  .v = nullptr,
                                  .v_stride = 0};
-      float* const p = p_ + key / 2 * stripe_lanes;
-      with_vecs(s.vecs, [&]<int vecs>() {
+      float* const p = p_ + key / 2 * tile_lanes;
+      with_vecs<TileMath>(s.vecs, [&]<int vecs>() {
         score<TileMath, vecs>(part.k, part.k_stride, part.count, s.q, t_.head_dim_qk / 2, scores_, ahead);
       });
       for (int v = 0; v < s.vecs; ++v) {
@@ -64,9 +64,9 @@ class TileStream {
   /// O^T += V^T P^T of keys [begin, end) of a block.
   void add_products(const Block<TileMath>& b, const Stripe<TileMath>& s, int begin, int end) {
     if (begin >= end) return;
-    with_vecs(s.vecs, [&]<int vecs>() {
+    with_vecs<TileMath>(s.vecs, [&]<int vecs>() {
       accumulate<TileMath, vecs>(b.v + begin / 2 * b.v_stride, b.v_stride, t_.head_dim_v,
-                                 reinterpret_cast<std::uint32_t*>(p_) + begin / 2 * stripe_lanes,
+                                 reinterpret_cast<std::uint32_t*>(p_) + begin / 2 * tile_lanes,
                                  (end - begin + 1) / 2, s.out);
     });
   }
