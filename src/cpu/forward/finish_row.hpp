@@ -57,23 +57,34 @@ TANDEM_INLINE float row_lse(const Finish& f) {
   return static_cast<float>(f.top + __builtin_log(f.denominator));
 }
 
-/// Writes out and lse of one row. `seen`: it sees a key; `accumulated` is its unnormalised O. Without a key
+/// Writes the LSE of one row and returns what its O must be multiplied by. `seen`: it sees a key. Without one
 /// the LSE is what is left of its formula: the sink's logit, or -inf.
+TANDEM_INLINE float close_row(const ForwardTile& t, std::int64_t row, std::int64_t head, bool seen,
+                              const RowSum& sum) {
+  const float* sink = t.sink != nullptr ? t.sink + head * t.sink_stride : nullptr;
+  const Finish f = seen ? finish_row(sum, sink, t.v_scale) : Finish{};
+  if (t.lse.data != nullptr) {
+    static_cast<float*>(t.lse.data)[row * t.lse.row_stride + head * t.lse.head_stride] =
+        seen ? row_lse(f) : (sink != nullptr ? *sink : negative_infinity);
+  }
+  return f.scale;
+}
+
+template <typename Out>
+TANDEM_INLINE Out* out_row(const ForwardTile& t, std::int64_t row, std::int64_t head) {
+  return static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
+}
+
+/// Writes out and lse of one row, whose unnormalised O is `accumulated`.
 template <typename Out>
 TANDEM_INLINE void write_row(const ForwardTile& t, std::int64_t row, std::int64_t head, bool seen,
                              const RowSum& sum, const float* accumulated) {
-  Out* out = static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
-  const float* sink = t.sink != nullptr ? t.sink + head * t.sink_stride : nullptr;
-  float lse = sink != nullptr ? *sink : negative_infinity;
+  Out* out = out_row<Out>(t, row, head);
+  const float scale = close_row(t, row, head, seen, sum);
   if (seen) {
-    const Finish f = finish_row(sum, sink, t.v_scale);
-    scale_row(accumulated, t.head_dim_v, f.scale, out);
-    if (t.lse.data != nullptr) lse = row_lse(f);
+    scale_row(accumulated, t.head_dim_v, scale, out);
   } else {  // 0 whatever was accumulated: a NaN in V reaches every row of a block
     __builtin_memset(out, 0, static_cast<std::size_t>(t.head_dim_v) * sizeof(Out));
-  }
-  if (t.lse.data != nullptr) {
-    static_cast<float*>(t.lse.data)[row * t.lse.row_stride + head * t.lse.head_stride] = lse;
   }
 }
 

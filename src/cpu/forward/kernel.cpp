@@ -128,33 +128,68 @@ void bound_keys(const ForwardTile& t, std::int64_t first, Stripe<Math>& s) {
   }
 }
 
-/// O and LSE of one stripe, out of the lanes.
+/// What a row of a stripe has seen.
+template <typename Math>
+struct SeenRow {
+  bool seen;
+  bool one_key;
+  RowSum sum;
+  SeenRow(const ForwardTile& t, const Stripe<Math>& s, int lane, const Logits& logits)
+      : sum{.top = logit_of_base(s.maximum[lane], logits), .sum = s.sum[lane]} {
+    const std::int64_t keys = s.last_key[lane] - s.first_key[lane];
+    // By functions, a row whose logits are all -inf sees nothing; of one that has a NaN the sum is NaN.
+    seen = t.functions != nullptr ? s.maximum[lane] != negative_infinity || s.sum[lane] != 0.0F : keys > 0;
+    one_key = t.functions == nullptr && keys == 1 && t.sink == nullptr;
+  }
+};
+
+/// Calls f(lane, row, head) for the rows of a register.
+template <typename Math, typename Function>
+TANDEM_INLINE void for_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s, int lane,
+                            const Function& f) {
+  std::int64_t row = (first + lane) / t.group;
+  std::int64_t head = (first + lane) % t.group;
+  for (int i = lane; i < lane + vec_lanes && i < s.count; ++i) {
+    f(i, row, head);
+    if (++head == t.group) {
+      head = 0;
+      ++row;
+    }
+  }
+}
+
+/// O and LSE of one stripe, out of the lanes. `rows`: head_dim_v words for each lane of a register.
 template <typename Math, typename T, typename K, typename Out>
 void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s, const Logits& logits,
                 float* rows) {
   fetch_rows<Out, true>(t, t.out, first, s.count, t.head_dim_v);
-  std::int64_t row = first / t.group;
-  std::int64_t head = first % t.group;
+  const auto dims = static_cast<std::size_t>(t.head_dim_v);
+  // Pairs of columns are half as many words to transpose.
+  constexpr bool pairs = __is_same(Out, bf16) && Math::elements_per_word == 2;
+  const bool narrow = pairs && dims % 2 == 0;
   for (int lane = 0; lane < s.count; lane += vec_lanes) {
-    transpose(s.out + lane, stripe_lanes<Math>, t.head_dim_v, vec_lanes, rows, t.head_dim_v);
-    for (int i = 0; i < vec_lanes && lane + i < s.count; ++i) {
-      const std::int64_t keys = s.last_key[lane + i] - s.first_key[lane + i];
-      if (t.functions != nullptr) {
-        // A row whose logits are all -inf sees nothing; of one that has a NaN the sum is NaN.
-        const bool seen = s.maximum[lane + i] != negative_infinity || s.sum[lane + i] != 0.0F;
-        const RowSum sum{.top = logit_of_base(s.maximum[lane + i], logits), .sum = s.sum[lane + i]};
-        write_row<Out>(t, row, head, seen, sum, rows + i * t.head_dim_v);
-      } else if (keys == 1 && t.sink == nullptr) {
-        write_one_key_row<T, K, Out>(t, row, head, s.first_key[lane + i]);
-      } else {
-        const RowSum sum{.top = logit_of_base(s.maximum[lane + i], logits), .sum = s.sum[lane + i]};
-        write_row<Out>(t, row, head, keys > 0, sum, rows + i * t.head_dim_v);
-      }
-      if (++head == t.group) {
-        head = 0;
-        ++row;
-      }
+    alignas(64) float scales[vec_lanes] = {};
+    for_rows(t, first, s, lane, [&](int i, std::int64_t row, std::int64_t head) {
+      const SeenRow<Math> seen(t, s, i, logits);
+      if (!seen.one_key) scales[i - lane] = close_row(t, row, head, seen.seen, seen.sum);
+    });
+    if constexpr (pairs) {
+      if (narrow) narrow_rows(s.out + lane, stripe_lanes<Math>, t.head_dim_v, load(scales), rows);
     }
+    if (!narrow) transpose(s.out + lane, stripe_lanes<Math>, t.head_dim_v, vec_lanes, rows, t.head_dim_v);
+    for_rows(t, first, s, lane, [&](int i, std::int64_t row, std::int64_t head) {
+      const SeenRow<Math> seen(t, s, i, logits);
+      if (seen.one_key) return write_one_key_row<T, K, Out>(t, row, head, s.first_key[i]);
+      Out* const out = out_row<Out>(t, row, head);
+      if (!seen.seen) {  // 0 whatever was accumulated: a NaN in V reaches every row of a block
+        __builtin_memset(out, 0, dims * sizeof(Out));
+      } else if (narrow) {
+        __builtin_memcpy(out, reinterpret_cast<const Out*>(rows) + (i - lane) * t.head_dim_v,
+                         dims * sizeof(Out));
+      } else {
+        scale_row(rows + (i - lane) * t.head_dim_v, t.head_dim_v, scales[i - lane], out);
+      }
+    });
   }
 }
 

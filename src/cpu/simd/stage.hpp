@@ -53,6 +53,20 @@ TANDEM_INLINE void pair_converted(const K* even, const K* odd, int columns, std:
   }
 }
 
+/// Lanes -> rows of bf16: row i of dst holds lane i of all columns, times its scale. Column c is at
+/// src + c * src_stride; dst has room for as many f32.
+TANDEM_INLINE void narrow_rows(const float* src, std::int64_t src_stride, int columns, Vec scale,
+                               float* dst) {
+  float* const words = dst + columns / 2 * vec_lanes;
+  for (int c = 0; c < columns; c += 2) {
+    const Vec first = hn::Mul(load(src + c * src_stride), scale);
+    const Vec second = hn::Mul(load(src + (c + 1) * src_stride), scale);
+    hn::StoreU(pair_bf16(first, second), u32_lanes,
+               reinterpret_cast<std::uint32_t*>(words) + c / 2 * vec_lanes);
+  }
+  transpose(words, vec_lanes, columns / 2, vec_lanes, dst, columns / 2);
+}
+
 /// dst[i][c] holds row 2i in the lower half and row 2i + 1 in the upper half; a missing last row counts as 0.
 static inline void pair_rows(const bf16* src, std::int64_t src_stride, int rows, int columns,
                              std::uint32_t* dst, std::int64_t dst_stride) {
