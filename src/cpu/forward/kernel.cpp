@@ -287,7 +287,7 @@ void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits
     if (left > 0) {
       fetched = key + count;
       ahead = rows_ahead<K>(t, fetched, left < t.block_k ? static_cast<int>(left) : t.block_k);
-      ahead.share(stripes.count, tile_rows(stripe_vecs));
+      ahead.share(stripes.count, on_tiles<Math> ? 32 : tile_rows(stripe_vecs<Math>));
     }
     for (int i = 0; i < stripes.count; ++i) {
 #if defined(TANDEM_MATRIX_UNIT)

@@ -46,7 +46,7 @@ requires on_tiles<Math>
                              int depth, float* scores, Ahead& ahead) {
   const int steps = (depth + 15) / 16;
   for (int j = 0; j < count; j += 32) {
-    ahead.fetch(32);
+    ahead.fetch_share();
     score_tiles<vecs>(k + j * k_stride, steps, q, scores + j * tile_lanes);
   }
 }
