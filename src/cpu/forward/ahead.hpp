@@ -33,10 +33,12 @@ struct Ahead {
   /// alone would ask for more than memory gives meanwhile, and its own misses would queue behind.
   [[gnu::always_inline]] void fetch_share() {
     for (int i = 0; i < per_tile && turns > 0; ++i, --turns) {
-      for (int at = 0; at < turn_bytes; at += 64) __builtin_prefetch(k + k_at + at, 0, 2);
-      for (int at = 0; at < turn_bytes; at += 64) __builtin_prefetch(v + v_at + at, 0, 2);
-      k_at += turn_bytes;
-      v_at += turn_bytes;
+      for (const int end = k_at + turn_bytes; k_at < end; k_at += 64) {
+        if (k_at < k_bytes) __builtin_prefetch(k + k_at, 0, 2);
+      }
+      for (const int end = v_at + turn_bytes; v_at < end; v_at += 64) {
+        if (v_at < v_bytes) __builtin_prefetch(v + v_at, 0, 2);
+      }
       if (k_at < k_bytes || v_at < v_bytes) continue;
       k_at = v_at = 0;
       k += k_stride;
@@ -44,12 +46,11 @@ struct Ahead {
     }
   }
 
-  /// Spreads fetch_share() over `stripes` stripes, whose register tiles have `keys` keys.
-  void share(int stripes, int keys) {
+  /// Spreads fetch_share() over `tiles` register tiles of scores.
+  void share(int tiles) {
     const int most = k_bytes > v_bytes ? k_bytes : v_bytes;
-    const int of_row = (most + turn_bytes - 1) / turn_bytes;
-    turns = rows * of_row;
-    per_tile = (keys * of_row + stripes - 1) / stripes;
+    turns = rows * ((most + turn_bytes - 1) / turn_bytes);
+    per_tile = (turns + tiles - 1) / tiles;
   }
 
  private:
@@ -70,6 +71,21 @@ TANDEM_INLINE Ahead rows_ahead(const ForwardTile& t, std::int64_t begin, int cou
   ahead.k_bytes = t.head_dim_qk * static_cast<int>(sizeof(K));
   ahead.v_bytes = t.head_dim_v * static_cast<int>(sizeof(K));
   ahead.rows = run.count;
+  return ahead;
+}
+
+/// A tile's rows of out, which the last block of keys has time for; none if they are at uneven distances.
+TANDEM_INLINE Ahead out_ahead(const ForwardTile& t) {
+  Ahead ahead;
+  if (t.group > 1 && t.out.row_stride != t.group * t.out.head_stride) return ahead;
+  const int size = t.out_dtype == DType::f32 ? 4 : 2;
+  const std::int64_t stride = t.group > 1 ? t.out.head_stride : t.out.row_stride;
+  ahead.k_stride = ahead.v_stride = stride * size;
+  ahead.k_bytes = ahead.v_bytes = (t.head_dim_v * size / 2 + 63) / 64 * 64;
+  ahead.k = static_cast<const char*>(t.out.data) +
+            (t.first / t.group * t.out.row_stride + t.first % t.group * t.out.head_stride) * size;
+  ahead.v = ahead.k + ahead.k_bytes;
+  ahead.rows = t.count;
   return ahead;
 }
 

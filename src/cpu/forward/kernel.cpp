@@ -8,8 +8,8 @@
 #include "cpu/forward/function.hpp"
 #include "cpu/forward/key_rows.hpp"
 #include "cpu/forward/lane_totals.hpp"
-#include "cpu/forward/one_key.hpp"
 #include "cpu/forward/products.hpp"
+#include "cpu/forward/rows.hpp"
 #include "cpu/forward/softmax.hpp"
 #include "cpu/forward/stage.hpp"
 #include "cpu/forward/tile.hpp"
@@ -71,124 +71,6 @@ void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, c
       accumulate<Math, vecs>(b.v + g.begin / epw * b.v_stride, b.v_stride, t.head_dim_v,
                              p + g.begin / epw * stripe_lanes<Math> + g.first_vec * vec_lanes,
                              (g.end - g.begin + epw - 1) / epw, s.out + g.first_vec * vec_lanes);
-    });
-  }
-}
-
-/// Q^T of one stripe, times `factor`: 1, -1 or 0.
-template <typename Math, typename T>
-void pack_queries(const ForwardTile& t, std::int64_t first, int count, float factor, float* rows,
-                  typename Math::Word* q) {
-  constexpr bool pairs = Math::elements_per_word == 2;
-  const int words = t.head_dim_qk / Math::elements_per_word;
-  std::int64_t row = first / t.group;
-  std::int64_t head = first % t.group;
-  for (int lane = 0; lane < count; lane += vec_lanes) {
-    for (int i = 0; i < vec_lanes; ++i) {
-      float* packed = rows + i * words;
-      if (lane + i >= count) {
-        __builtin_memset(packed, 0, static_cast<std::size_t>(words) * sizeof(float));
-        continue;
-      }
-      const T* source = static_cast<const T*>(t.q.data) + row * t.q.row_stride + head * t.q.head_stride;
-      if constexpr (pairs) {
-        scale_row(source, t.head_dim_qk, factor, reinterpret_cast<T*>(packed));
-      } else {
-        scale_row(source, t.head_dim_qk, factor, packed);
-      }
-      if (++head == t.group) {
-        head = 0;
-        ++row;
-      }
-    }
-    transpose(rows, words, vec_lanes, words, reinterpret_cast<float*>(q) + lane, stripe_lanes<Math>);
-  }
-  if constexpr (on_tiles<Math>) {
-    const auto spare = static_cast<std::size_t>(in_tiles(t.head_dim_qk) / 2 - words);
-    __builtin_memset(q + words * stripe_lanes<Math>, 0, spare * stripe_lanes<Math> * sizeof(*q));
-  }
-}
-
-/// Which keys each row of a stripe sees.
-template <typename Math>
-void bound_keys(const ForwardTile& t, std::int64_t first, Stripe<Math>& s) {
-  s.begin = s.all_end = t.seqlen_k;
-  s.end = s.all_begin = 0;
-  for (int lane = 0; lane < s.count; ++lane) {
-    const RowKeys keys = row_keys(t, (first + lane) / t.group);
-    const std::int64_t begin = keys.begin;
-    const std::int64_t end = keys.end;
-    s.first_key[lane] = begin;
-    s.last_key[lane] = end;
-    if (begin > s.all_begin) s.all_begin = begin;
-    if (end < s.all_end) s.all_end = end;
-    if (begin >= end) continue;
-    if (begin < s.begin) s.begin = begin;
-    if (end > s.end) s.end = end;
-  }
-}
-
-/// What a row of a stripe has seen.
-template <typename Math>
-struct SeenRow {
-  bool seen;
-  bool one_key;
-  RowSum sum;
-  SeenRow(const ForwardTile& t, const Stripe<Math>& s, int lane, const Logits& logits)
-      : sum{.top = logit_of_base(s.maximum[lane], logits), .sum = s.sum[lane]} {
-    const std::int64_t keys = s.last_key[lane] - s.first_key[lane];
-    // By functions, a row whose logits are all -inf sees nothing; of one that has a NaN the sum is NaN.
-    seen = t.functions != nullptr ? s.maximum[lane] != negative_infinity || s.sum[lane] != 0.0F : keys > 0;
-    one_key = t.functions == nullptr && keys == 1 && t.sink == nullptr;
-  }
-};
-
-/// Calls f(lane, row, head) for the rows of a register.
-template <typename Math, typename Function>
-TANDEM_INLINE void for_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s, int lane,
-                            const Function& f) {
-  std::int64_t row = (first + lane) / t.group;
-  std::int64_t head = (first + lane) % t.group;
-  for (int i = lane; i < lane + vec_lanes && i < s.count; ++i) {
-    f(i, row, head);
-    if (++head == t.group) {
-      head = 0;
-      ++row;
-    }
-  }
-}
-
-/// O and LSE of one stripe, out of the lanes. `rows`: head_dim_v words for each lane of a register.
-template <typename Math, typename T, typename K, typename Out>
-void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s, const Logits& logits,
-                float* rows) {
-  fetch_rows<Out, true>(t, t.out, first, s.count, t.head_dim_v);
-  const auto dims = static_cast<std::size_t>(t.head_dim_v);
-  // Pairs of columns are half as many words to transpose.
-  constexpr bool pairs = __is_same(Out, bf16) && Math::elements_per_word == 2;
-  const bool narrow = pairs && dims % 2 == 0;
-  for (int lane = 0; lane < s.count; lane += vec_lanes) {
-    alignas(64) float scales[vec_lanes] = {};
-    for_rows(t, first, s, lane, [&](int i, std::int64_t row, std::int64_t head) {
-      const SeenRow<Math> seen(t, s, i, logits);
-      if (!seen.one_key) scales[i - lane] = close_row(t, row, head, seen.seen, seen.sum);
-    });
-    if constexpr (pairs) {
-      if (narrow) narrow_rows(s.out + lane, stripe_lanes<Math>, t.head_dim_v, load(scales), rows);
-    }
-    if (!narrow) transpose(s.out + lane, stripe_lanes<Math>, t.head_dim_v, vec_lanes, rows, t.head_dim_v);
-    for_rows(t, first, s, lane, [&](int i, std::int64_t row, std::int64_t head) {
-      const SeenRow<Math> seen(t, s, i, logits);
-      if (seen.one_key) return write_one_key_row<T, K, Out>(t, row, head, s.first_key[i]);
-      Out* const out = out_row<Out>(t, row, head);
-      if (!seen.seen) {  // 0 whatever was accumulated: a NaN in V reaches every row of a block
-        __builtin_memset(out, 0, dims * sizeof(Out));
-      } else if (narrow) {
-        __builtin_memcpy(out, reinterpret_cast<const Out*>(rows) + (i - lane) * t.head_dim_v,
-                         dims * sizeof(Out));
-      } else {
-        scale_row(rows + (i - lane) * t.head_dim_v, t.head_dim_v, scales[i - lane], out);
-      }
     });
   }
 }
@@ -282,13 +164,12 @@ void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits
     Block<Math> block = stage<Math, K>(t, layout, key, count);
     block.k_scales = scales_of_block(t, t.k_scales, key, count, k_scales);
     block.v_scales = scales_of_block(t, t.v_scales, key, count, v_scales);
-    Ahead ahead;
     const std::int64_t left = stripes.end - key - count;
-    if (left > 0) {
-      fetched = key + count;
-      ahead = rows_ahead<K>(t, fetched, left < t.block_k ? static_cast<int>(left) : t.block_k);
-      ahead.share(stripes.count, on_tiles<Math> ? 32 : tile_rows(stripe_vecs<Math>));
-    }
+    if (left > 0) fetched = key + count;
+    Ahead ahead = left > 0 ? rows_ahead<K>(t, fetched, left < t.block_k ? static_cast<int>(left) : t.block_k)
+                           : out_ahead(t);
+    constexpr int keys_of_tile = on_tiles<Math> ? 32 : tile_rows(stripe_vecs<Math>);
+    ahead.share(stripes.count * ((count + keys_of_tile - 1) / keys_of_tile));
     for (int i = 0; i < stripes.count; ++i) {
 #if defined(TANDEM_MATRIX_UNIT)
       if constexpr (on_tiles<Math>) {
