@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 
 import cpu_decode
@@ -64,6 +65,21 @@ def functions(document: Document) -> list[str]:
     return right(["function", "dtype", *(f"{which}, {other}" for which, other, _ in columns)], rows)
 
 
+def beside_compiled(document: Document) -> list[str]:
+    """cpu-functions-amx in words: compiled flex_attention's times over Tandem's."""
+    shares: dict[str, list[float]] = {}
+    for c in document["cells"]:
+        shares.setdefault(c["function"], []).append(c["ms"]["flex_attention"] / c["ms"]["tandem"])
+    by_name = sorted((geometric_mean(of_name), name) for name, of_name in shares.items())
+    every = [share for of_name in shares.values() for share in of_name]
+    said = (
+        f"Tandem has {geometric_mean(every):.2f} times `flex_attention`'s rate in the mean, from "
+        f"{by_name[0][0]:.2f} ({by_name[0][1]}) to {by_name[-1][0]:.2f} ({by_name[-1][1]}); "
+        f"{sum(share < 2 for share in every)} of {len(every)} cells are below 2, the least {min(every):.2f}."
+    )
+    return textwrap.wrap(said, 110, break_on_hyphens=False, break_long_words=False)
+
+
 def errors_by_context(document: Document) -> list[str]:
     contexts = document["contexts"]
     header = ["recipe", *(f"{c['input']}, {c['seqlen']}" for c in contexts)]
@@ -82,6 +98,7 @@ TABLES: dict[str, Callable[[Document], list[str]]] = {
     "cpu-amx": beside_matrix_unit,
     "cpu-decode": decode,
     "cpu-functions": functions,
+    "cpu-functions-amx": beside_compiled,
     "errors-by-context": errors_by_context,
     "errors-of-gradients": errors_of_gradients,
 }
