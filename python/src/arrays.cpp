@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -43,9 +45,14 @@ struct Torch {
   }
 };
 
-Torch& torch() {
-  static auto* known = new Torch;
-  return *known;
+// What know_torch made last. Earlier ones are kept: a thread may be reading one.
+std::atomic<const Torch*>& known_torch() {
+  static std::atomic<const Torch*> known = new Torch;
+  return known;
+}
+
+const Torch& torch() {
+  return *known_torch();
 }
 
 struct Names {
@@ -215,7 +222,8 @@ Results results_beside(nb::handle q, const ForwardArgs& args, bool return_lse) {
 
 void know_torch(const nb::tuple& types, nb::handle strided, const nb::dict& dtypes, nb::handle bytes,
                 nb::handle empty_like, nb::handle exchange) {
-  Torch known;
+  auto made = std::make_unique<Torch>();
+  Torch& known = *made;
   for (const nb::handle type : types) known.types.push_back(nb::object(nb::borrow(type)).release().ptr());
   for (const auto& [dtype, ours] : dtypes) {
     known.dtypes.emplace_back(nb::object(nb::borrow(dtype)).release().ptr(), nb::cast<DType>(ours));
@@ -230,7 +238,7 @@ void know_torch(const nb::tuple& types, nb::handle strided, const nb::dict& dtyp
     const auto* offered = static_cast<const Exchange*>(pointer);
     if (offered->major == 1) known.exchange = offered;
   }
-  torch() = std::move(known);
+  known_torch() = made.release();
 }
 
 Tensor view_of(const char* name, nb::handle array, nb::handle q, bool writable) {

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -42,16 +43,13 @@ Tensor make_tensor(std::uintptr_t data, DType dtype, const std::vector<std::int6
 }
 
 // The log's messages go to a Python function, kept for ever: Python may be gone when a thread last logs.
-PyObject*& log_function() {
-  static PyObject* function = nullptr;
-  return function;
-}
+std::atomic<PyObject*> log_function = nullptr;
 
 void write_log(LogLevel level, const char* message) {
   if (Py_IsInitialized() == 0) return;
   const nb::gil_scoped_acquire locked;
   try {
-    const nb::handle write(log_function());
+    const nb::handle write(log_function);
     write(static_cast<int>(level), message);
   } catch (nb::python_error& error) {
     error.discard_as_unraisable("tandem's log");
@@ -59,17 +57,14 @@ void write_log(LogLevel level, const char* message) {
 }
 
 // The library's events go to a Python function, kept as the log's.
-PyObject*& event_function() {
-  static PyObject* function = nullptr;
-  return function;
-}
+std::atomic<PyObject*> event_function = nullptr;
 
 void write_event(const Event& e) {
   if (Py_IsInitialized() == 0) return;
   const nb::gil_scoped_acquire locked;
   try {
     const auto text = [](std::string_view view) { return nb::str(view.data(), view.size()); };
-    const nb::handle write(event_function());
+    const nb::handle write(event_function);
     write(text(e.operation), text(e.subject), text(e.backend), text(e.family), text(e.kernel), text(e.plan),
           e.nanoseconds);
   } catch (nb::python_error& error) {
@@ -155,14 +150,14 @@ void define_the_rest(nb::module_& m) {
   m.def(
       "set_log",
       [](int level, nb::object write) {
-        log_function() = write.release().ptr();
+        log_function = write.release().ptr();
         set_log(static_cast<LogLevel>(level), &write_log);
       },
       nb::arg("level"), nb::arg("write"));
   m.def(
       "set_events",
       [](unsigned every, nb::object write) {
-        if (every > 0) event_function() = write.release().ptr();
+        if (every > 0) event_function = write.release().ptr();
         set_events(&write_event, every);
       },
       nb::arg("every"), nb::arg("write").none());
