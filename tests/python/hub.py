@@ -8,7 +8,7 @@ import pytest
 import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-transformers = pytest.importorskip("transformers", minversion="5", reason="Transformers 5 is not installed")
+transformers = pytest.importorskip("transformers", minversion="5.14", reason="Transformers 5.14 is missing")
 
 from tandem.integrations import transformers as integration  # noqa: E402
 
