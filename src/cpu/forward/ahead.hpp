@@ -6,8 +6,8 @@
 
 namespace tandem::cpu::TANDEM_TARGET {
 
-/// Rows of a block on their way into the second-level cache: of the next one while this one is computed, a
-/// row of K and a row of V for every key scored.
+/// Rows on their way into the second-level cache: K and V of the next block while one is computed, and out's
+/// beside the last one, which are then `k`.
 struct Ahead {
   const char* k = nullptr;
   const char* v = nullptr;
@@ -19,18 +19,9 @@ struct Ahead {
   int turns = 0;     ///< turns of fetch_share() that are left
   int per_tile = 0;  ///< turns for each register tile of scores
 
-  /// Always inline: GCC takes a call for one without effect where nothing reads the Ahead behind it.
-  [[gnu::always_inline]] void fetch(int count) {
-    for (; count > 0 && rows > 0; --count, --rows) {
-      for (int i = 0; i < k_bytes; i += 64) __builtin_prefetch(k + i, 0, 2);
-      for (int i = 0; i < v_bytes; i += 64) __builtin_prefetch(v + i, 0, 2);
-      k += k_stride;
-      v += v_stride;
-    }
-  }
-
   /// Four lines of K and four of V a turn, so that all stripes of a tile share the fetching. The first stripe
-  /// alone would ask for more than memory gives meanwhile, and its own misses would queue behind.
+  /// alone would ask for more than memory gives meanwhile, and its own misses would queue behind. Always
+  /// inline: GCC takes a call for one without effect where nothing reads the Ahead behind it.
   [[gnu::always_inline]] void fetch_share() {
     for (int i = 0; i < per_tile && turns > 0; ++i, --turns) {
       for (const int end = k_at + turn_bytes; k_at < end; k_at += 64) {
@@ -44,6 +35,12 @@ struct Ahead {
       k += k_stride;
       v += v_stride;
     }
+  }
+
+  /// Fetches all rows at once.
+  [[gnu::always_inline]] void fetch() {
+    share(1);
+    fetch_share();
   }
 
   /// Spreads fetch_share() over `tiles` register tiles of scores.
@@ -80,11 +77,10 @@ TANDEM_INLINE Ahead out_ahead(const ForwardTile& t) {
   if (t.group > 1 && t.out.row_stride != t.group * t.out.head_stride) return ahead;
   const int size = t.out_dtype == DType::f32 ? 4 : 2;
   const std::int64_t stride = t.group > 1 ? t.out.head_stride : t.out.row_stride;
-  ahead.k_stride = ahead.v_stride = stride * size;
-  ahead.k_bytes = ahead.v_bytes = (t.head_dim_v * size / 2 + 63) / 64 * 64;
+  ahead.k_stride = stride * size;
+  ahead.k_bytes = t.head_dim_v * size;
   ahead.k = static_cast<const char*>(t.out.data) +
             (t.first / t.group * t.out.row_stride + t.first % t.group * t.out.head_stride) * size;
-  ahead.v = ahead.k + ahead.k_bytes;
   ahead.rows = t.count;
   return ahead;
 }

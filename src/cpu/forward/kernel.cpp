@@ -160,7 +160,7 @@ void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits
   for (std::int64_t key = begin / t.block_k * t.block_k; key < end; key += t.block_k) {
     const int count = end - key < t.block_k ? static_cast<int>(end - key) : t.block_k;
     if (t.functions != nullptr && !see_by_functions(t, layout, stripes, key, count)) continue;
-    if (key != fetched) rows_ahead<K>(t, key, count).fetch(count);
+    if (key != fetched) rows_ahead<K>(t, key, count).fetch();
     Block<Math> block = stage<Math, K>(t, layout, key, count);
     block.k_scales = scales_of_block(t, t.k_scales, key, count, k_scales);
     block.v_scales = scales_of_block(t, t.v_scales, key, count, v_scales);
