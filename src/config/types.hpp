@@ -91,11 +91,12 @@ struct Mask {
 
 /// Where a kernel finds keys and values. `rows`: consecutive keys of a sequence are consecutive rows of k and
 /// v. `entries`: so they are, of the entry that cache_batch_idx names, behind leftpad_k rows. `pages`: they
-/// are rows of pages, in the order of a page table; `padded_pages`: behind leftpad_k rows of those. All but
-/// the first go with Mask::varlen.
-enum class KeySource : int { rows, entries, pages, padded_pages };
+/// are rows of pages, in the order of a page table; `padded_pages`: behind leftpad_k rows of those;
+/// `gathered_pages`: as `pages`, copied row by row by the threads of a warpgroup, not box by box by TMA. All
+/// but the first go with Mask::varlen.
+enum class KeySource : int { rows, entries, pages, padded_pages, gathered_pages };
 constexpr bool in_pages(KeySource keys) {
-  return keys == KeySource::pages || keys == KeySource::padded_pages;
+  return keys == KeySource::pages || keys == KeySource::padded_pages || keys == KeySource::gathered_pages;
 }
 
 /// Strides in elements, of a tensor addressed by (batch, row, head).

@@ -17,6 +17,12 @@ TANDEM_DEVICE T shuffle(T value, int lane) {
   return __shfl_sync(0xffffffffU, value, lane);
 }
 
+/// The value that lane `lane` of the own group of `width` lanes passes. A constant lane takes no register.
+template <int width, typename T>
+TANDEM_DEVICE T shuffle_within(T value, int lane) {
+  return __shfl_sync(0xffffffffU, value, lane, width);
+}
+
 /// A value that is the same on all lanes. The shuffle lets ptxas know that it is.
 TANDEM_DEVICE int warp_uniform(int value) {
   return static_cast<int>(shuffle(static_cast<u32>(value), 0));

@@ -62,9 +62,16 @@ struct QueryTiles {
   /// All lanes of a warp call; `leader` is true on one of them.
   template <bool producer>
   TANDEM_DEVICE bool next(QueryTile& t, bool leader) {
-    const int number = !dynamic   ? static_tiles.next()
-                       : producer ? dynamic_tiles.take(leader)
-                                  : dynamic_tiles.receive(leader);
+    return go_to(number<producer>(leader), t);
+  }
+  /// The two halves of `next`.
+  template <bool producer>
+  TANDEM_DEVICE int number(bool leader) {
+    return !dynamic   ? static_tiles.next()
+           : producer ? dynamic_tiles.take(leader)
+                      : dynamic_tiles.receive(leader);
+  }
+  TANDEM_DEVICE bool go_to(int number, QueryTile& t) {
     // The number is uniform already. The shuffle lets ptxas know, which then keeps loop counts and
     // descriptors in uniform registers; without it each WGMMA waits for four moves.
     if (!tiles.locate(p, ptx::warp_uniform(number), t.index)) return false;

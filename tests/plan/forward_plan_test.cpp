@@ -125,6 +125,30 @@ TEST(ForwardPlan, PagesBehindPaddingAreLoadedByRows) {
   EXPECT_EQ(gpu::forward_tensor_map(p, c.tiling, gpu::Loaded::k).box[1], 1);
 }
 
+TEST(ForwardPlan, PromptsOnSmallPagesAreGathered) {
+  const std::int32_t lengths[2] = {};
+  Problem p = problem(128, 128, 4096, 4096);
+  const auto keys_on = [&](std::int64_t page_size) {
+    p.pages = {.table = lengths, .count = 9, .page_size = page_size};
+    return choose_forward_config(CallFacts(p)).keys;
+  };
+  EXPECT_EQ(keys_on(1), KeySource::gathered_pages);
+  EXPECT_EQ(keys_on(most_gathered_page), KeySource::gathered_pages);
+  EXPECT_EQ(keys_on(most_gathered_page + 1), KeySource::pages);
+  p.leftpad_k.data = lengths;
+  EXPECT_EQ(keys_on(16), KeySource::padded_pages);
+  p = problem(64, 64, 4096, 4096);
+  EXPECT_EQ(keys_on(64), KeySource::pages);
+  EXPECT_EQ(choose_forward_config(CallFacts(p)).tiling.block_m, 192);
+  EXPECT_EQ(keys_on(16), KeySource::gathered_pages);
+  EXPECT_EQ(choose_forward_config(CallFacts(p)).tiling.block_m, 128) << "three warpgroups leave no registers";
+  p = problem(96, 96, 4096, 4096);
+  EXPECT_EQ(keys_on(16), KeySource::pages) << "a row of 96 columns is no whole number of swizzled ones";
+  p = problem(128, 128, 4096, 4096);
+  p.split_size = 256;
+  EXPECT_EQ(keys_on(16), KeySource::pages);
+}
+
 TEST(ForwardPlan, MasksThatNoQueryFeelsAreDropped) {
   Problem p = problem(128, 128, 1, 5000);
   p.window_right = 0;

@@ -34,6 +34,9 @@ struct ForwardSchedule {
 constexpr int converted_stages = 2;
 constexpr int converting_warps = 4;
 
+/// Warps that gather K and V where they are KeySource::gathered_pages: the producer warpgroup.
+constexpr int gathering_warps = 4;
+
 /// Everything that specialises the forward kernel of Hopper. Constants answer what shared code asks of the
 /// Configs of `decode`, `forward_wide` and `sm80_forward`, too.
 struct ForwardConfig {
@@ -60,6 +63,8 @@ struct ForwardConfig {
   constexpr bool operator==(const ForwardConfig&) const = default;
   /// K and V have 8 bits in memory, and a warpgroup converts them in shared memory.
   [[nodiscard]] constexpr bool has_byte_keys() const { return key_type != OperandType::input; }
+  /// All warps of the producer warpgroup copy K and V, and the first loads Q.
+  [[nodiscard]] constexpr bool gathers() const { return keys == KeySource::gathered_pages; }
   /// Tiles of K, and of V, that are converted, and those that products read.
   [[nodiscard]] constexpr int byte_stages() const { return has_byte_keys() ? stages : 0; }
   [[nodiscard]] constexpr int tile_stages() const { return has_byte_keys() ? converted_stages : stages; }
@@ -73,6 +78,7 @@ struct ForwardConfig {
   }
   [[nodiscard]] constexpr RegisterSplit registers() const {
     if (has_byte_keys()) return split_registers_with_converter(consumers());
+    if (gathers() && consumers() == 2) return {.producer = 56, .consumer = 224};
     if (schedule.specialised) return split_registers(consumers());
     const int each = registers_at_launch(threads());
     return {.producer = each, .consumer = each};
@@ -209,6 +215,14 @@ struct HeadScales {
 /// Where Mask::by_sequence is set.
 struct ForwardParamsBySequence : ForwardParams {
   LengthArray causal_by_sequence;  ///< not 0: this sequence's window_right is 0; null: none is
+};
+
+/// Where V is read by its address: by the kernel `sm80_forward`, which reads no tensor map, and where keys
+/// are gathered. Behind functions, which `list_blocks` reads too.
+template <typename Params>
+struct WithValueAddress : Params {
+  const void* v_data;
+  Strides v_stride;
 };
 
 /// Where K and V have 8 bits.

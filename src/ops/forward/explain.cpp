@@ -46,6 +46,9 @@ std::vector<std::string> explain_tiles(const CallFacts& facts, const Config& c, 
                     c.byte_stages() > 0 ? "shared memory, by a warpgroup of its own" : "registers",
                     c.row_scales ? "v, by row" : "out"));
   }
+  if (c.keys == KeySource::gathered_pages)
+    lines.push_back(fmt::format("pages of {} keys are gathered row by row, by the threads of a warpgroup",
+                                problem.pages.page_size));
   if (c.keys == KeySource::padded_pages) {
     lines.emplace_back(
         "keys are loaded a row of a page at a time, behind leftpad_k: pages that begin with a key "

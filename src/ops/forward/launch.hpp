@@ -69,6 +69,8 @@ auto with_params_of(const Config& config, const Problem& p, const ForwardParams&
     }
     if constexpr (Config::family == Family::sm80) {
       return f(WithValueAddress<std::remove_cvref_t<decltype(all)>>{all, p.v.data, strides_of(p.v)});
+    } else if (config.keys == KeySource::gathered_pages) {
+      return f(WithValueAddress<std::remove_cvref_t<decltype(all)>>{all, p.v.data, strides_of(p.v)});
     }
     return f(all);
   };

@@ -50,6 +50,23 @@ std::string tiles_objection(const Config& c) {
 template std::string tiles_objection(const DecodeConfig& config);
 template std::string tiles_objection(const LatentConfig& config);
 
+namespace {
+
+/// Which rule of ForwardGatherer a Config breaks; empty if none.
+std::string gathering_objection(const ForwardConfig& c) {
+  if (!c.schedule.specialised) return "gathered keys take a producer warpgroup, whose threads copy them";
+  if (c.has_byte_keys() || c.functions.given() || c.schedule.split || c.schedule.invariant)
+    return "gathered keys have 16 bits, whole tiles and no functions";
+  if (c.tiling.head_dim_qk % 64 != 0 || c.tiling.head_dim_v % 64 != 0)
+    return "gathered keys take head dimensions that are multiples of 64, a swizzled row";
+  if (c.consumers() > 2) return "gathered keys take two consumer warpgroups at most, to have registers";
+  if (c.tiling.block_n > 32 * gathering_warps)
+    return "gathered keys take blocks of 128 at most, one for each thread that looks up pages";
+  return {};
+}
+
+}  // namespace
+
 std::string forward_objection(const ForwardConfig& c) {
   if (c.tiling.block_m < 64 || c.tiling.block_m > 192 || c.tiling.block_m % 64 != 0) {
     return fmt::format("block_m {} is not 64, 128 or 192: one to three warpgroups of 64 rows",
@@ -69,6 +86,9 @@ std::string forward_objection(const ForwardConfig& c) {
              "128 registers a thread, and ptxas refuses wider products";
     if (c.tiling.block_n % 32 != 0)
       return "8-bit keys take blocks of whole 32 rows, as four warps convert them";
+  }
+  if (c.gathers()) {
+    if (std::string why = gathering_objection(c); !why.empty()) return why;
   }
   if (c.schedule.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
   return tiles_objection(c);

@@ -114,6 +114,17 @@ ForwardConfig with_tile(ForwardConfig c, const ForwardTileLine& tile) {
   return c;
 }
 
+/// Whole tiles on small pages: threads copy their rows, 16 bytes at a time, where the kernel has room for it.
+/// Two warpgroups of consumers leave registers for that, three do not.
+ForwardConfig with_gathered_pages(ForwardConfig c, const Problem& p) {
+  const bool small = c.keys == KeySource::pages && p.pages.page_size <= most_gathered_page;
+  if (!small || p.has_function() || p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return c;
+  ForwardConfig gathered = c;
+  gathered.keys = KeySource::gathered_pages;
+  gathered.tiling.block_m = std::min(c.tiling.block_m, 128);
+  return forward_objection(gathered).empty() ? gathered : c;
+}
+
 }  // namespace
 
 std::span<const ForwardTileLine> forward_tiles() {
@@ -180,7 +191,7 @@ ForwardConfig choose_forward_config(const CallFacts& facts) {
   if (facts.problem.split_size > 0) return with_fixed_splits(c, facts);
   if (shared || c.tiling.heads_as_rows) return with_few_queries(c, shared);
   if (c.has_byte_keys()) return with_converted_keys(c, facts);
-  return with_tile(c, forward_tile(facts, c));
+  return with_gathered_pages(with_tile(c, forward_tile(facts, c)), facts.problem);
 }
 
 std::vector<ForwardConfig> shipped_forward_configs() {

@@ -13,6 +13,10 @@
 
 namespace tandem {
 
+/// The largest pages whose rows threads gather. TMA starts a box a page and strip of columns, one after
+/// another; of larger pages these are few.
+constexpr int most_gathered_page = 32;
+
 /// Registers a consumer thread needs beside accumulators and probabilities (addresses, row statistics, loop
 /// state). With fewer left over ptxas spills or serialises the products; found by compiling, see
 /// tests/plan.

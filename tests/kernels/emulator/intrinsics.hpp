@@ -19,8 +19,10 @@ T __shfl_xor_sync(unsigned /*lanes*/, T value, int mask) {
   return tandem::emulator::shuffle_xor(value, mask);
 }
 template <typename T>
-T __shfl_sync(unsigned /*lanes*/, T value, int lane) {
-  return std::bit_cast<T>(tandem::emulator::shuffle(std::bit_cast<std::uint32_t>(value), lane));
+T __shfl_sync(unsigned /*lanes*/, T value, int lane, int width = 32) {
+  const int own = static_cast<int>(tandem::emulator::thread_index()) % 32;
+  const int from = own / width * width + lane % width;
+  return std::bit_cast<T>(tandem::emulator::shuffle(std::bit_cast<std::uint32_t>(value), from));
 }
 inline std::uint32_t __shfl_up_sync(unsigned /*lanes*/, std::uint32_t value, int delta) {
   return tandem::emulator::shuffle_up(value, delta);

@@ -21,7 +21,8 @@ void make_cache(Case& c, KeySource keys, Random& random) {
   c.packed_k = false;
   c.lengths_k.clear();
   if (in_pages(keys)) {
-    c.page_size = random.pick<std::int64_t>({2, 6, 16, 24, 64});
+    c.page_size = keys == KeySource::gathered_pages ? random.pick<std::int64_t>({1, 2, 6, 16, 24})
+                                                    : random.pick<std::int64_t>({2, 6, 16, 24, 64});
     c.seqlen_k = (c.seqlen_k / c.page_size + 1) * c.page_size;
   } else {
     c.cache_batch = c.batch + 1;
@@ -30,7 +31,8 @@ void make_cache(Case& c, KeySource keys, Random& random) {
   c.used_k.clear();
   for (std::int64_t b = 0; b < c.batch; ++b) {
     c.used_k.push_back(random.between(0, c.seqlen_k));
-    if (keys != KeySource::pages) c.leftpad.push_back(random.between(0, c.used_k.back()));
+    if (keys == KeySource::entries || keys == KeySource::padded_pages)
+      c.leftpad.push_back(random.between(0, c.used_k.back()));
   }
 }
 
@@ -218,7 +220,10 @@ std::string EmulatorRunner::refuses(const Case& c) const {
   const KeySource keys = c.page_size > 0 ? (c.leftpad.empty() ? KeySource::pages : KeySource::padded_pages)
                          : c.of_cache()  ? KeySource::entries
                                          : KeySource::rows;
-  if (keys != config.keys) return "keys lie elsewhere";
+  const bool gathered = keys == KeySource::pages && config.keys == KeySource::gathered_pages;
+  if (keys != config.keys && !gathered) return "keys lie elsewhere";
+  if (gathered && (c.page_size > most_gathered_page || c.head_dim_qk % 8 != 0 || c.head_dim_v % 8 != 0))
+    return "TMA loads such pages";
   const bool varlen = c.of_cache() || c.packed_q || c.packed_k || !c.used_q.empty() || !c.used_k.empty();
   if (varlen && !config.mask.varlen) return "lengths differ";
   if (config.has_byte_keys()) {

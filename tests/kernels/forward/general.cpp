@@ -55,18 +55,19 @@ std::span<const EmulatedForward> general_forwards() {
   static constexpr auto kernels = emulate<
       general(f16, 64, raw), general(f16, 64, scaled), general(f16, 64, softcap), general(bf16, 64, raw),
       general(bf16, 64, scaled), general(bf16, 64, softcap), general(f16, 256, raw), general(bf16, 256, raw),
-      general(f16, 64, raw, pages), general(bf16, 64, raw, pages), general(bf16, 256, raw, pages),
-      general(bf16, 256, softcap, pages), general(f16, 64, raw, entries), general(bf16, 64, raw, entries),
-      general(bf16, 64, raw, padded_pages), general(bf16, 256, raw, padded_pages),
-      invariant(general(f16, 64, raw)), invariant(general(bf16, 64, raw)),
-      invariant(general(bf16, 64, softcap)), invariant(general(bf16, 256, raw)),
-      invariant(general(f16, 64, raw, pages)), invariant(general(bf16, 64, raw, pages)),
-      invariant(general(bf16, 64, softcap, pages)), invariant(general(bf16, 256, raw, pages)),
-      invariant(general(bf16, 64, raw, entries)), by_sequence(general(bf16, 64, raw)),
-      by_sequence(general(f16, 64, raw, pages)), by_sequence(general(bf16, 64, raw, pages)),
-      by_sequence(invariant(general(bf16, 64, raw, pages))), f32_out(general(bf16, 64, raw)),
-      f32_out(general(f16, 64, raw, pages)), f32_out(invariant(general(bf16, 64, raw))),
-      f32_out(by_sequence(general(bf16, 64, raw, pages)))>();
+      general(f16, 64, raw, gathered_pages), general(bf16, 64, raw, gathered_pages),
+      general(bf16, 256, raw, gathered_pages), general(f16, 64, raw, pages), general(bf16, 64, raw, pages),
+      general(bf16, 256, raw, pages), general(bf16, 256, softcap, pages), general(f16, 64, raw, entries),
+      general(bf16, 64, raw, entries), general(bf16, 64, raw, padded_pages),
+      general(bf16, 256, raw, padded_pages), invariant(general(f16, 64, raw)),
+      invariant(general(bf16, 64, raw)), invariant(general(bf16, 64, softcap)),
+      invariant(general(bf16, 256, raw)), invariant(general(f16, 64, raw, pages)),
+      invariant(general(bf16, 64, raw, pages)), invariant(general(bf16, 64, softcap, pages)),
+      invariant(general(bf16, 256, raw, pages)), invariant(general(bf16, 64, raw, entries)),
+      by_sequence(general(bf16, 64, raw)), by_sequence(general(f16, 64, raw, pages)),
+      by_sequence(general(bf16, 64, raw, pages)), by_sequence(invariant(general(bf16, 64, raw, pages))),
+      f32_out(general(bf16, 64, raw)), f32_out(general(f16, 64, raw, pages)),
+      f32_out(invariant(general(bf16, 64, raw))), f32_out(by_sequence(general(bf16, 64, raw, pages)))>();
   return kernels;
 }
 

@@ -24,6 +24,23 @@ std::span<const EmulatedForward> wide_forwards() {
       ForwardConfig{.tiling = {.head_dim_v = 64, .block_m = 64, .block_n = 112},
                     .stages = 1,
                     .schedule = {.pingpong = false}},
+      [](ForwardConfig c) {
+        c.mask.varlen = c.schedule.dynamic = c.schedule.output_late = true;
+        c.stages = 3;
+        c.q_stages = 1;
+        c.keys = gathered_pages;
+        return c;
+      }(causal),
+      ForwardConfig{.tiling = {.head_dim_v = 64, .block_m = 64, .block_n = 112},
+                    .stages = 1,
+                    .mask = {.varlen = true},
+                    .keys = gathered_pages,
+                    .schedule = {.pingpong = false}},
+      f32_out(ForwardConfig{.tiling = {.head_dim_qk = 192},
+                            .mask = {.causal = true, .local = true, .varlen = true},
+                            .keys = gathered_pages,
+                            .transform = softcap,
+                            .schedule = {.dynamic = true}}),
       ForwardConfig{.schedule = {.overlap = false}}, ForwardConfig{.schedule = {.specialised = false}},
       ForwardConfig{.mask = {.causal = true},
                     .schedule = {.specialised = false, .overlap = false, .pingpong = false}},

@@ -60,11 +60,4 @@ constexpr int ctas_per_sm(const Sm80ForwardConfig& c) {
   return c.threads() <= 128 ? 2 : 1;
 }
 
-/// The kernel reads no tensor map. Behind functions, which `list_blocks` reads too.
-template <typename Params>
-struct WithValueAddress : Params {
-  const void* v_data;
-  Strides v_stride;
-};
-
 }  // namespace tandem

@@ -4,13 +4,14 @@
 // warpgroup, S of block i + 1 and P V of block i are in flight together, and the softmax of block i + 1
 // starts before P V ends (two-stage pipelining). Between warpgroups, named barriers give the tensor cores to
 // one after the other, so that the exponentials of one run under the products of the others (ping-pong).
-// K and V of 8 bits are converted in shared memory by a warpgroup of its own (forward_converter.cuh).
-// Method: FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608), algorithm 2. docs/kernels/forward.md has the
-// arithmetic.
+// K and V of 8 bits are converted in shared memory by a warpgroup of its own (forward_converter.cuh). Those
+// of small pages are copied by all four producer warps (forward_gatherer.cuh). Method: FlashAttention-3 (Shah
+// et al. 2024, arXiv:2407.08608), algorithm 2. docs/kernels/forward.md has the arithmetic.
 #pragma once
 
 #include "ops/forward/config.hpp"
 #include "ops/forward/sm90/forward_converter.cuh"
+#include "ops/forward/sm90/forward_gatherer.cuh"
 #include "ops/forward/sm90/forward_rows.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/registers.cuh"
@@ -32,7 +33,11 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ 
   if constexpr (C.schedule.specialised) {
     if (warp < 4) {
       ptx::release_registers<C.registers().producer>();
-      if (warp == 0) ForwardLoader<C>(p, shared).run();
+      if constexpr (C.gathers()) {
+        ForwardGatherer<C>(p, shared, warp).run();
+      } else {
+        if (warp == 0) ForwardLoader<C>(p, shared).run();
+      }
     } else if (C.has_byte_keys() && warp < 8) {
       if constexpr (C.has_byte_keys()) {
         ptx::release_registers<C.registers().converter>();

@@ -19,10 +19,20 @@ namespace tandem {
 template <auto C>
 using ForwardScaledParams = typename Select<C.row_scales, WithRowScales<WithKeyScales<ForwardMaskParams<C>>>,
                                             WithKeyScales<ForwardMaskParams<C>>>::type;
+/// Threads copy K and V (forward_gatherer.cuh).
+template <auto C>
+constexpr bool gathers = false;
+template <auto C>
+requires requires {
+  C.gathers();
+}
+constexpr bool gathers<C> = C.gathers();
+
 /// What the kernel is launched with, but for functions.
 template <auto C>
-using ForwardPlainParams =
-    typename Select<C.has_byte_keys(), ForwardScaledParams<C>, ForwardMaskParams<C>>::type;
+using ForwardPlainParams = typename Select<
+    gathers<C>, WithValueAddress<ForwardMaskParams<C>>,
+    typename Select<C.has_byte_keys(), ForwardScaledParams<C>, ForwardMaskParams<C>>::type>::type;
 /// What the kernel is launched with.
 template <auto C>
 using ForwardKernelParams =
@@ -33,6 +43,12 @@ using ForwardKernelParams =
 /// Tiles of 8 bits are converted in shared memory.
 template <auto C>
 constexpr bool converts = C.byte_stages() > 0;
+
+/// Arrivals that fill a tile of K or V.
+template <auto C>
+constexpr int filling_arrivals = converts<C>  ? converting_warps
+                                 : gathers<C> ? gathering_warps
+                                              : 1;
 
 /// K and V as memory has them, where they are converted.
 template <auto C, bool used = converts<C>>
@@ -89,15 +105,16 @@ struct ForwardShared {
     if constexpr (C.v_in_k) {
       for (int g = 0; g < key_groups(C); ++g) k_group_ring(g).init(KeyGroups<C>::warps(g));
     } else {
-      k_ring.init(C.warps_of_k(), converts<C> ? converting_warps : 1);
+      k_ring.init(C.warps_of_k(), filling_arrivals<C>);
     }
-    v_ring.init(C.warps_of_v(), converts<C> ? converting_warps : 1);
+    v_ring.init(C.warps_of_v(), filling_arrivals<C>);
     for (int w = 0; w < C.consumers(); ++w) q_ring[w].init(4);
     if constexpr (converts<C>) {
       byte_rings.k.init(converting_warps);
       byte_rings.v.init(converting_warps);
     }
-    tiles.ring.init(C.consumers() * 4 + (converts<C> ? converting_warps : 0));
+    tiles.ring.init(C.consumers() * 4 + (converts<C> ? converting_warps : 0) +
+                    (gathers<C> ? gathering_warps - 1 : 0));
     ptx::fence_mbarrier_init();
   }
 
