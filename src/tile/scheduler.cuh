@@ -274,8 +274,9 @@ TANDEM_DEVICE void locate_sequence(const ForwardParams& p, const SequenceRows& q
   }
 }
 
-/// Tiles of a varlen batch, each sequence's longest first.
-template <Tiling T, KeySource keys>
+/// Tiles of a varlen batch, each sequence's longest first. `interleaved`: those of a sequence's last heads as
+/// DenseTiles has them, by as many heads as keep the CTAs of the grid busy.
+template <Tiling T, KeySource keys, bool interleaved = false>
 struct VarlenTiles {
   VarlenBlocks blocks;
 
@@ -283,11 +284,22 @@ struct VarlenTiles {
     VarlenBlock b;
     const VarlenSide queries{p.cu_seqlens_q, p.seqused_q, p.rows_q, p.batch, p.heads_q, p.packed_q};
     if (!blocks.locate(queries, queries_of_tile<T>(p), tile, b)) return false;
+    if constexpr (interleaved) interleave(b, p.heads_q);
     t.batch = b.batch;
     t.head = b.head;
     t.m = b.blocks - 1 - b.block;
     locate_sequence<keys>(p, b.rows, t);
     return true;
+  }
+
+ private:
+  static TANDEM_DEVICE void interleave(VarlenBlock& b, int heads) {
+    const int last = min(2 * static_cast<int>(ptx::grid_size()) / (b.blocks + 1) + 1, heads);
+    const int before = heads - last;
+    if (b.head < before) return;
+    const int within = (b.head - before) * b.blocks + b.block;
+    b.block = within / last;
+    b.head = before + within - b.block * last;
   }
 };
 

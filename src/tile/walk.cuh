@@ -54,7 +54,7 @@ struct QueryTiles {
   const ForwardParams& p;
   StaticScheduler<M.causal && !M.varlen> static_tiles;
   DynamicScheduler dynamic_tiles;
-  typename Select<M.varlen, VarlenTiles<T, keys>, DenseTiles<M.causal>>::type tiles;
+  typename Select<M.varlen, VarlenTiles<T, keys, M.causal && dynamic>, DenseTiles<M.causal>>::type tiles;
 
   TANDEM_DEVICE QueryTiles(const ForwardParams& params, DynamicScheduler::Shared& shared)
       : p(params), dynamic_tiles(shared, params.tile_counter) {}

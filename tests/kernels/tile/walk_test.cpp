@@ -111,7 +111,7 @@ TEST(TileWalk, DenseTilesFromACounter) {
 
 /// 70 sequences: more than two rounds of a warp's lanes. Some are empty, and rows lie before the first and
 /// past the last, which are written too.
-template <bool dynamic>
+template <Mask M, bool dynamic>
 void expect_varlen_tiles_once() {
   constexpr int sequences = 70;
   std::vector<int> cu_q{9};
@@ -132,21 +132,20 @@ void expect_varlen_tiles_once() {
   p.cu_seqlens_k = {cu_k.data(), 1, false};
   p.seqused_q = {used_q.data(), 1, false};
   Coverage coverage(p);
-  walk<Mask{.varlen = true}, dynamic>(
-      p, 1,
-      [&](const QueryTile& t) {
-        coverage.add(p, t.index);
-        const bool of_sequence = t.index.batch < sequences;
-        const auto b = static_cast<std::size_t>(of_sequence ? t.index.batch : 0);
-        EXPECT_EQ(t.index.seqlen_q, of_sequence ? used_q[b] : 0);
-        EXPECT_EQ(t.index.seqlen_k, of_sequence ? 20 + t.index.batch : 0);
-        if (of_sequence) {
-          EXPECT_EQ(t.index.begin_q, cu_q[b]);
-          EXPECT_EQ(t.index.begin_k, cu_k[b]);
-          EXPECT_EQ(t.index.end_q, cu_q[b + 1] - cu_q[b]);
-        }
-      },
-      {emulator::readable(cu_q), emulator::readable(cu_k), emulator::readable(used_q)});
+  walk<M, dynamic>(p, 1,
+                   [&](const QueryTile& t) {
+                     coverage.add(p, t.index);
+                     const bool of_sequence = t.index.batch < sequences;
+                     const auto b = static_cast<std::size_t>(of_sequence ? t.index.batch : 0);
+                     EXPECT_EQ(t.index.seqlen_q, of_sequence ? used_q[b] : 0);
+                     EXPECT_EQ(t.index.seqlen_k, of_sequence ? 20 + t.index.batch : 0);
+                     if (of_sequence) {
+                       EXPECT_EQ(t.index.begin_q, cu_q[b]);
+                       EXPECT_EQ(t.index.begin_k, cu_k[b]);
+                       EXPECT_EQ(t.index.end_q, cu_q[b + 1] - cu_q[b]);
+                     }
+                   },
+                   {emulator::readable(cu_q), emulator::readable(cu_k), emulator::readable(used_q)});
   coverage.expect_each_once();
 }
 
@@ -165,11 +164,13 @@ TEST(TileWalk, LengthsOf64BitsAreIntsOrTheLargestOrNegative) {
 }
 
 TEST(TileWalk, VarlenTilesOfAFixedOrder) {
-  expect_varlen_tiles_once<false>();
+  expect_varlen_tiles_once<Mask{.varlen = true}, false>();
+  expect_varlen_tiles_once<Mask{.causal = true, .varlen = true}, false>();
 }
 
 TEST(TileWalk, VarlenTilesFromACounter) {
-  expect_varlen_tiles_once<true>();
+  expect_varlen_tiles_once<Mask{.varlen = true}, true>();
+  expect_varlen_tiles_once<Mask{.causal = true, .varlen = true}, true>();
 }
 
 /// Divides the sequences that begin at `cu` among `ctas` CTAs: every tile's parts together, or its whole, are
