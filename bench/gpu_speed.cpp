@@ -8,7 +8,10 @@
 //                          head_dim_v=head_dim causal=0 window_left=-1 softcap=0 deterministic=0 (backward),
 //                          and any field of the pass's Config by its name. lengths=131072,1000x16 packs
 //                          sequences of these lengths (1000 of 16) in place of batch and seqlen;
-//                          device_lengths=1 gives seqlen_k as lengths that the device reads, too
+//                          device_lengths=1 gives seqlen_k as lengths that the device reads, too;
+//                          page_size=16 (forward) puts the keys into pages in a random order, with such
+//                          lengths: layout=0 rows before heads, 1 heads before rows, 2 as 0 with V of a page
+//                          behind its K
 //                          -> {"flops": of one call, "config": "...", "first_call_ms": compile, load and run,
 //                          "memory_bytes": of the device that tensors, workspace and call took,
 //                          "share_of_bound": the error of a sample of the results, which is at most 1, or -1
@@ -26,21 +29,19 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <iostream>
 #include <map>
 #include <memory>
-#include <random>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "api/make_problem.hpp"
 #include "config/fields.hpp"
-#include "cpu/common/convert.hpp"
 #include "gpu/device.hpp"
 #include "gpu_check.hpp"
+#include "gpu_speed_inputs.hpp"
 #include "ops/backward/plan.hpp"
 #include "ops/backward/sm80_plan.hpp"
 #include "ops/decode/plan.hpp"
@@ -78,31 +79,6 @@ Precision precision_of(const std::string& name) {
     if (name == name_of(precision)) return precision;
   }
   invalid("precision: " + name + " is none");
-}
-
-/// Device memory of normal numbers, or their quantized values of scale 1 (e4m3) or 1 / 32 (s8): four million
-/// drawn, then repeated, at no place in a row or head where they were before.
-gpu::DeviceBuffer random_tensor(std::size_t elements, DType dtype, unsigned seed) {
-  constexpr std::size_t period = (std::size_t{1} << 22) - 3;  // a prime
-  const std::size_t size = size_of(dtype);
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  const std::size_t drawn = std::min(elements, period);
-  std::vector<std::byte> values(drawn * size);
-  for (std::size_t i = 0; i < drawn; ++i) {
-    const float x = normal(generator);
-    if (dtype == DType::s8) {
-      values[i] = static_cast<std::byte>(std::lround(std::clamp(32.0F * x, -127.0F, 127.0F)));
-    } else {
-      store_from_f32(values.data(), dtype, static_cast<std::int64_t>(i), x);
-    }
-  }
-  gpu::DeviceBuffer buffer(0, elements * size);
-  for (std::size_t at = 0; at < elements; at += period) {
-    buffer.copy_from_host(values.data(), std::min(period, elements - at) * size, nullptr, at * size);
-  }
-  gpu::synchronize(0);
-  return buffer;
 }
 
 std::size_t free_bytes() {
@@ -163,7 +139,9 @@ class Bench {
       pack(parse_lengths(at->second));
       words.erase(at);
     }
-    if (take(words, "device_lengths", 0) != 0) use_all_keys();
+    const std::int64_t page_size = take(words, "page_size", 0);
+    const auto layout = static_cast<bench::PageLayout>(take(words, "layout", 0));
+    if (take(words, "device_lengths", 0) != 0 || page_size > 0) use_all_keys();
     AttentionOptions& options = args_.options;
     options.causal = take(words, "causal", 0) != 0;
     options.window_left = take(words, "window_left", -1);
@@ -184,6 +162,7 @@ class Bench {
       in = options.precision == Precision::fp8 ? DType::e4m3 : DType::s8;
     }
     allocate(in, sixteen);
+    if (page_size > 0) put_into_pages(page_size, layout);
     plan(words);
     if (!words.empty()) invalid("no such key: " + words.begin()->first);
   }
@@ -198,7 +177,8 @@ class Bench {
     const double share =
         pass_ == "quantize"
             ? -1.0
-            : bench::check_results(p_, is_backward() ? Pass::backward : Pass::forward, tensors_, lengths_);
+            : bench::check_results(pages_.rows.bytes() > 0 ? contiguous_ : p_,
+                                   is_backward() ? Pass::backward : Pass::forward, tensors_, lengths_);
     return fmt::format(
         R"({{"flops": {}, {}"config": "{}", "first_call_ms": {:.1f}, "memory_bytes": {}, "share_of_bound": {}}})",
         flops(), exact ? "" : fmt::format(R"("bytes": {}, )", quantized_bytes()),
@@ -242,7 +222,8 @@ class Bench {
   void allocate(DType in, DType sixteen) {
     const auto tensor = [&](DType dtype, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
       const auto seed = static_cast<unsigned>(tensors_.size() + 1);
-      tensors_.push_back(random_tensor(static_cast<std::size_t>(batch_ * rows * heads * dim), dtype, seed));
+      tensors_.push_back(
+          bench::random_tensor(static_cast<std::size_t>(batch_ * rows * heads * dim), dtype, seed));
       void* const data = tensors_.back().data();
       return lengths_.empty() ? Tensor(data, dtype, {batch_, rows, heads, dim}, cuda)
                               : Tensor(data, dtype, {rows, heads, dim}, cuda);
@@ -261,6 +242,13 @@ class Bench {
     void* const lse = tensors_.back().data();
     args_.lse = lengths_.empty() ? Tensor(lse, DType::f32, {batch_, heads_q_, rows_q_}, cuda)
                                  : Tensor(lse, DType::f32, {heads_q_, rows_q_}, cuda);
+  }
+
+  /// The call is of the keys in pages then; `contiguous_` is what it was.
+  void put_into_pages(std::int64_t page_size, bench::PageLayout layout) {
+    if (!lengths_.empty()) invalid("page_size: sequences of one length, not lengths");
+    contiguous_ = make_problem(args_, Memory::present);
+    pages_ = bench::put_into_pages(args_, tensors_[1], tensors_[2], page_size, layout);
   }
 
   /// Plans the call with the fields of the Config that `words` has, which it takes out.
@@ -341,9 +329,11 @@ class Bench {
   ForwardArgs args_;
   BackwardArgs gradients_;
   Problem p_;
+  Problem contiguous_;  ///< the same call on the keys before they were put into pages
   gpu::Steps steps_;
   std::vector<gpu::DeviceBuffer> tensors_;
   gpu::DeviceBuffer offsets_, used_, workspace_;
+  bench::KeyPages pages_;
   gpu::Stream stream_{0};
   gpu::Event start_{0};
   gpu::Event end_{0};
