@@ -13,8 +13,8 @@ namespace tandem {
 /// come.
 struct GatheredRow {
   u32 page = 0;
-  u32 high = 0;  ///< of a wide entry
-  int row = -1;  ///< of the page; below 0: no page has it
+  u32 high = 0;  ///< upper half of a wide entry
+  int row = -1;  ///< row of the page; below 0: no page has it
 
   /// Where the row begins, in bytes; below 0 if it does not exist.
   TANDEM_DEVICE i64 offset(const PageTable& pages, const Strides& stride) const {
@@ -26,7 +26,7 @@ struct GatheredRow {
 template <ForwardConfig C>
 struct ForwardGatherer {
   using Shared = ForwardShared<C>;
-  static constexpr int vectors = 8;                         ///< of 16 bytes, in a strip's row
+  static constexpr int vectors = 8;                         ///< 16 bytes each, in a strip's row
   static constexpr int warp_rows = warp_size / vectors;     ///< that a warp copies at once
   static constexpr int pass = gathering_warps * warp_rows;  ///< rows that the warpgroup copies at once
   static_assert(C.tiling.block_n % pass == 0 && C.tiling.block_n <= gathering_warps * warp_size);
@@ -34,7 +34,7 @@ struct ForwardGatherer {
   const ForwardKernelParams<C>& p;
   Shared& shared;
   const int warp;
-  typename tile::Ring<C.stages>::Position at;  ///< of the next V; the next K goes there, or one place further
+  typename tile::Ring<C.stages>::Position at;  ///< place of the next V; the next K's, or one before it
   typename tile::Ring<C.q_stages>::Position q_at;
   ForwardTiles<C> tiles;
   tile::QueryTile t;
