@@ -82,13 +82,14 @@ void fold(const Stripe<Math>& s, int dims, const Logits& logits) {
   });
 }
 
-/// Forgets what the rows of a stripe have seen.
+/// Forgets what the rows of a stripe have seen. A fresh O is written before it is read.
 template <typename Math>
 void restart(const Stripe<Math>& s, int dims) {
   for (int i = 0; i < stripe_lanes<Math>; ++i) {
     s.maximum[i] = negative_infinity;
     s.sum[i] = 0.0F;
   }
+  if (s.fresh) return;
   __builtin_memset(s.out, 0, static_cast<std::size_t>(in_tiles(dims)) * stripe_lanes<Math> * sizeof(float));
 }
 
@@ -148,7 +149,7 @@ TANDEM_INLINE const float* scales_of_block(const ForwardTile& t, const TileScale
 /// the tile has.
 template <typename Math, typename K>
 void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits& logits,
-                const Stripes<Math>& stripes, std::int64_t begin, std::int64_t end) {
+                Stripes<Math>& stripes, std::int64_t begin, std::int64_t end) {
   auto* const scores = reinterpret_cast<float*>(t.scratch + layout.scores);
   float k_scales[max_block_k];
   float v_scales[max_block_k];
@@ -216,13 +217,14 @@ struct TilePass {
 
   void run() {
     open_stripes(t, layout, stripes);
-    pack_stripes<Math, T>(t, layout, logits, stripes);
     const std::int64_t begin = stripes.begin;
     const std::int64_t end = stripes.end;
     const std::int64_t first = begin < end ? runs.at(begin) : 0;
     const std::int64_t last = begin < end ? runs.at(end - 1) : -1;
     // Sums of rows that see no more than one run have the same bits either way.
     const bool in_runs = first < last;
+    if (!in_runs) mark_fresh();
+    pack_stripes<Math, T>(t, layout, logits, stripes);
     if (in_runs) open_all_totals(t, layout, stripes);
     for (std::int64_t i = first; i <= last; ++i) {
       attend_run<Math, K>(t, layout, logits, stripes, i == first ? begin : runs.begin(i),
@@ -237,6 +239,15 @@ struct TilePass {
     }
     if (in_runs) close_all_totals(t, stripes);
     write_stripes<Math, T, K>(t, layout, logits, stripes);
+  }
+
+  /// Where every product is TileStream's, the first of a stripe needs no zeros to add to.
+  void mark_fresh() {
+#if defined(TANDEM_MATRIX_UNIT)
+    if constexpr (on_tiles<Math>) {
+      for (int i = 0; i < stripes.count; ++i) stripes.of[i].fresh = TileStream::streams(t);
+    }
+#endif
   }
 
   void attend_one(std::int64_t run, float* sums) {

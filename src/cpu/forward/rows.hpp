@@ -25,7 +25,9 @@ void pack_queries(const ForwardTile& t, std::int64_t first, int count, float fac
         continue;
       }
       const T* source = static_cast<const T*>(t.q.data) + row * t.q.row_stride + head * t.q.head_stride;
-      if constexpr (pairs) {
+      if (pairs && factor == 1.0F) {
+        __builtin_memcpy(packed, source, static_cast<std::size_t>(words) * sizeof(float));
+      } else if constexpr (pairs) {
         scale_row(source, t.head_dim_qk, factor, reinterpret_cast<T*>(packed));
       } else {
         scale_row(source, t.head_dim_qk, factor, packed);
@@ -103,8 +105,12 @@ void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s,
   const bool narrow = pairs && dims % 2 == 0;
   for (int lane = 0; lane < s.count; lane += vec_lanes) {
     alignas(64) float scales[vec_lanes] = {};
+    bool is_seen[vec_lanes];
+    bool has_one_key[vec_lanes];
     for_rows(t, first, s, lane, [&](int i, std::int64_t row, std::int64_t head) {
       const SeenRow<Math> seen(t, s, i, logits);
+      is_seen[i - lane] = seen.seen;
+      has_one_key[i - lane] = seen.one_key;
       if (!seen.one_key) scales[i - lane] = close_row(t, row, head, seen.seen, seen.sum);
     });
     if constexpr (pairs) {
@@ -112,10 +118,9 @@ void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s,
     }
     if (!narrow) transpose(s.out + lane, stripe_lanes<Math>, t.head_dim_v, vec_lanes, rows, t.head_dim_v);
     for_rows(t, first, s, lane, [&](int i, std::int64_t row, std::int64_t head) {
-      const SeenRow<Math> seen(t, s, i, logits);
-      if (seen.one_key) return write_one_key_row<T, K, Out>(t, row, head, s.first_key[i]);
+      if (has_one_key[i - lane]) return write_one_key_row<T, K, Out>(t, row, head, s.first_key[i]);
       Out* const out = out_row<Out>(t, row, head);
-      if (!seen.seen) {  // 0 whatever was accumulated: a NaN in V reaches every row of a block
+      if (!is_seen[i - lane]) {  // 0 whatever was accumulated: a NaN in V reaches every row of a block
         __builtin_memset(out, 0, dims * sizeof(Out));
       } else if (narrow) {
         __builtin_memcpy(out, reinterpret_cast<const Out*>(rows) + (i - lane) * t.head_dim_v,

@@ -34,6 +34,7 @@ void stage_converted_pairs(const ForwardTile& t, const ForwardScratch& layout, s
   });
 }
 
+#if !defined(TANDEM_MATRIX_UNIT)
 /// Words of K are pairs of columns, and those of V pairs of rows.
 static void stage_pairs(const ForwardTile& t, const ForwardScratch& layout, std::int64_t begin, int count,
                         Block<Bf16Math>& b) {
@@ -72,6 +73,7 @@ static void stage_pairs(const ForwardTile& t, const ForwardScratch& layout, std:
   }
 }
 #endif
+#endif
 
 /// Whether v is the first columns of k, as in a cache of latent vectors: one converted row serves both.
 inline bool lies_in_k(const ForwardTile& t) {
@@ -80,6 +82,27 @@ inline bool lies_in_k(const ForwardTile& t) {
 }
 
 #if defined(TANDEM_MATRIX_UNIT)
+/// Rows of bf16 become tiles.
+static void stage_rows_in_tiles(const ForwardTile& t, const ForwardScratch& layout, std::int64_t begin,
+                                int count, Block<TileMath>& b) {
+  const bf16* k_rows[max_block_k];
+  const bf16* v_rows[max_block_k];
+  for_each_run<bf16>(t, begin, count, [&](int first, const KeyRun<bf16>& run) {
+    for (int j = 0; j < run.count; ++j) {
+      k_rows[first + j] = run.k + j * t.k_stride;
+      v_rows[first + j] = run.v + j * t.v_stride;
+    }
+  });
+  auto* const k = reinterpret_cast<TileMath::Word*>(t.scratch + layout.k);
+  auto* const v = reinterpret_cast<TileMath::Word*>(t.scratch + layout.v);
+  tile_key_rows(k_rows, count, t.head_dim_qk / 2, k);
+  tile_value_rows(v_rows, count, t.head_dim_v, v);
+  b.k = k;
+  b.k_stride = in_tiles(t.head_dim_qk) / 2;
+  b.v = v;
+  b.v_stride = in_tiles(t.head_dim_v);
+}
+
 /// Pairs become tiles, which take the halves of the scratch memory that pairs leave.
 static void stage_tiles(const ForwardTile& t, const ForwardScratch& layout, int count,
                         const Block<Bf16Math>& pairs, Block<TileMath>& b) {
@@ -156,15 +179,21 @@ Block<Math> stage(const ForwardTile& t, const ForwardScratch& layout, std::int64
   }
 #if defined(__AVX512BF16__)
   if constexpr (Math::elements_per_word == 2) {
+#if defined(TANDEM_MATRIX_UNIT)
+    if constexpr (__is_same(K, bf16)) {
+      stage_rows_in_tiles(t, layout, begin, count, b);
+    } else {
+      Block<Bf16Math> pairs;
+      stage_converted_pairs<K>(t, layout, begin, count, pairs);
+      stage_tiles(t, layout, count, pairs, b);
+    }
+#else
     Block<Bf16Math> pairs;
     if constexpr (__is_same(K, bf16)) {
       stage_pairs(t, layout, begin, count, pairs);
     } else {
       stage_converted_pairs<K>(t, layout, begin, count, pairs);
     }
-#if defined(TANDEM_MATRIX_UNIT)
-    stage_tiles(t, layout, count, pairs, b);
-#else
     b.k = pairs.k;
     b.k_stride = pairs.k_stride;
     b.v = pairs.v;

@@ -54,6 +54,7 @@ struct Stripe {
   float* maximum;          ///< the largest score s, capped if there is a softcap
   float* sum;              ///< the sum over the exponentials p
   LaneTotals totals;       ///< where sums are in runs
+  bool fresh = false;      ///< out is 0, whatever it holds: the first products on tiles write it
   std::int64_t* first_key;
   std::int64_t* last_key;
   std::int64_t begin;  ///< keys [begin, end) are seen by some row ...

@@ -19,9 +19,14 @@ class TileStream {
   TileStream(const ForwardTile& tile, const Logits& logits, float* memory)
       : t_(tile), logits_(logits), scores_(memory), p_(memory + stream_keys * tile_lanes) {}
 
-  /// One block of keys against one stripe; false, and nothing is done, with functions or scales by row.
-  bool attend(const Block<TileMath>& b, const Stripe<TileMath>& s, Ahead& ahead) {
-    if (t_.functions != nullptr || b.k_scales != nullptr || b.v_scales != nullptr) return false;
+  /// Whether attend() does anything: not with functions or scales by row.
+  static bool streams(const ForwardTile& t) {
+    return t.functions == nullptr && t.k_scales.data == nullptr && t.v_scales.data == nullptr;
+  }
+
+  /// One block of keys against one stripe; false, and nothing is done, where streams() is.
+  bool attend(const Block<TileMath>& b, Stripe<TileMath>& s, Ahead& ahead) {
+    if (!streams(t_)) return false;
     // Always from multiples of 64 on, so that a row's bits do not depend on the others of its stripe.
     const int begin =
         b.begin < s.begin ? clamp_to(s.begin - b.begin, b.count) / stream_keys * stream_keys : 0;
@@ -62,13 +67,14 @@ class TileStream {
   }
 
   /// O^T += V^T P^T of keys [begin, end) of a block.
-  void add_products(const Block<TileMath>& b, const Stripe<TileMath>& s, int begin, int end) {
+  void add_products(const Block<TileMath>& b, Stripe<TileMath>& s, int begin, int end) {
     if (begin >= end) return;
     with_vecs<TileMath>(s.vecs, [&]<int vecs>() {
       accumulate<TileMath, vecs>(b.v + begin / 2 * b.v_stride, b.v_stride, t_.head_dim_v,
                                  reinterpret_cast<std::uint32_t*>(p_) + begin / 2 * tile_lanes,
-                                 (end - begin + 1) / 2, s.out);
+                                 (end - begin + 1) / 2, s.out, s.fresh);
     });
+    s.fresh = false;
   }
 
   const ForwardTile& t_;

@@ -11,15 +11,18 @@ constexpr double ln_2 = 0.693147180559945309;
 
 namespace detail {
 
-/// 2^f for f in [0, 1): minimax of degree 5 on the relative error, 8.2e-8 (1.4e-7 with rounding); exactly 1
-/// at 0.
+/// The coefficients of 2^f for f in [0, 1), highest first: minimax of degree 5 on the relative error, 8.2e-8
+/// (1.4e-7 with rounding); exactly 1 at 0.
+constexpr float exp2_coefficients[6] = {0.0018671300495043397F, 0.009017030708491802F, 0.05579991266131401F,
+                                        0.24016444385051727F,   0.6931512951850891F,   1.0F};
+
 TANDEM_INLINE Vec exp2_fraction(Vec f) {
-  Vec p = broadcast(0.0018671300495043397F);
-  p = hn::MulAdd(p, f, broadcast(0.009017030708491802F));
-  p = hn::MulAdd(p, f, broadcast(0.05579991266131401F));
-  p = hn::MulAdd(p, f, broadcast(0.24016444385051727F));
-  p = hn::MulAdd(p, f, broadcast(0.6931512951850891F));
-  return hn::MulAdd(p, f, broadcast(1.0F));
+  Vec p = broadcast(exp2_coefficients[0]);
+  p = hn::MulAdd(p, f, broadcast(exp2_coefficients[1]));
+  p = hn::MulAdd(p, f, broadcast(exp2_coefficients[2]));
+  p = hn::MulAdd(p, f, broadcast(exp2_coefficients[3]));
+  p = hn::MulAdd(p, f, broadcast(exp2_coefficients[4]));
+  return hn::MulAdd(p, f, broadcast(exp2_coefficients[5]));
 }
 
 /// 2^f - 1 for f in [0, 1): minimax on its own relative error, 1.3e-8 before rounding, so that it is right
@@ -56,6 +59,29 @@ TANDEM_INLINE Vec exp2(Vec x) {
   const Vec power = hn::Mul(detail::exp2_fraction(hn::Sub(clamped, n)), detail::exp2_whole(n));
   // Targets differ in what a clamp makes of NaN; here x itself stands for it.
   return hn::IfThenElse(hn::Eq(x, x), hn::IfThenZeroElse(hn::Lt(x, broadcast(-126.0F)), power), x);
+#endif
+}
+
+/// x[i] = exp2(x[i]), step by step for all. One after the other, their instructions fill the scheduler of an
+/// Intel core and wait there: 8.3 cycles a register where four side by side take 6.0 and the units 5.5.
+template <int n>
+TANDEM_INLINE void exp2_all(Vec (&x)[n]) {
+#if HWY_TARGET <= HWY_AVX3
+  Vec f[n];
+  Vec p[n];
+#pragma GCC unroll 8
+  for (int i = 0; i < n; ++i) f[i] = Vec{_mm512_reduce_ps(x[i].raw, 0x09)};
+#pragma GCC unroll 8
+  for (int i = 0; i < n; ++i) p[i] = broadcast(detail::exp2_coefficients[0]);
+#pragma GCC unroll 8
+  for (int k = 1; k < 6; ++k) {
+#pragma GCC unroll 8
+    for (int i = 0; i < n; ++i) p[i] = hn::MulAdd(p[i], f[i], broadcast(detail::exp2_coefficients[k]));
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < n; ++i) x[i] = Vec{_mm512_scalef_ps(p[i].raw, x[i].raw)};
+#else
+  for (Vec& v : x) v = exp2(v);
 #endif
 }
 
