@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdlib>
 
+#include "cpu/decode/scratch.hpp"
 #include "cpu/forward/work.hpp"
 
 namespace tandem::cpu {
@@ -38,7 +39,7 @@ Group group_of(const ForwardRun& run, const Sequence& s, std::int64_t first, std
   const Problem& p = run.problem;
   Group group{.tiles = {}, .first = first, .count = static_cast<int>(std::min(heads, p.heads_kv - first))};
   const std::size_t bytes =
-      short_scratch(static_cast<int>(p.head_dim_qk), static_cast<int>(p.head_dim_v)).bytes;
+      decode_scratch(static_cast<int>(p.head_dim_qk), static_cast<int>(p.head_dim_v)).bytes;
   for (int h = 0; h < group.count; ++h) {
     ForwardTile& t = group.tiles[static_cast<std::size_t>(h)];
     t = run.head(s, first + h);
@@ -72,7 +73,7 @@ double* shared_partial(const ForwardRun& run, const Sequence& s, std::int64_t kv
 void run_group(const ForwardRun& run, const Sequence& s, const Group& group) {
   const ShortKernel& kernel = run.kernels.few_rows;
   const ForwardTile& t = group.tiles[0];
-  const ShortScratch layout = short_scratch(t.head_dim_qk, t.head_dim_v);
+  const DecodeScratch layout = decode_scratch(t.head_dim_qk, t.head_dim_v);
   auto* const total = reinterpret_cast<double*>(t.scratch + layout.partial);
   double* const next = total + short_partial_numbers(t.head_dim_v);
   const std::size_t stride = layout.bytes / sizeof(double);
@@ -101,7 +102,7 @@ DecodePlan plan_decode(const Problem& p, const Config& config) {
   plan.heads = heads_together(p, config, plan.most_splits);
   plan.head_groups = (p.heads_kv + plan.heads - 1) / plan.heads;
   plan.scratch_bytes = static_cast<std::size_t>(plan.heads) *
-                       short_scratch(static_cast<int>(p.head_dim_qk), static_cast<int>(p.head_dim_v)).bytes;
+                       decode_scratch(static_cast<int>(p.head_dim_qk), static_cast<int>(p.head_dim_v)).bytes;
   // Threads share splits only where there are too few sequences and heads to go round, which bounds the
   // memory of the partial results.
   if (p.batch * plan.head_groups < 4 * static_cast<std::int64_t>(config.threads) && plan.most_splits > 1) {

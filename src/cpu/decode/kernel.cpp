@@ -12,96 +12,21 @@
 //
 // Compiled once for each instruction set (targets/targets.cmake).
 
-#include "cpu/common/logits.hpp"
 #include "cpu/decode/products.hpp"
+#include "cpu/decode/scratch.hpp"
+#include "cpu/decode/sums.hpp"
+#include "cpu/decode/tiles.hpp"
 #include "cpu/forward/one_key.hpp"
-#include "cpu/simd/math.hpp"
 #include "cpu/simd/stage.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 namespace {
 
-constexpr int padded(int columns) {
-  return (columns + vec_lanes - 1) / vec_lanes * vec_lanes;
-}
-
 /// Rows of the next block fetched for each group of scores; products with V fetch one for each key.
 constexpr int rows_ahead = 3;
 
-/// A view of a partial result, or of the sums of a run: maximum[rows], sum[rows], out[rows][head_dim_v].
-template <typename Float>
-struct PartialView {
-  Float* maximum;
-  Float* sum;
-  Float* out;
-};
-using RunSums = PartialView<float>;
-
-template <typename Float>
-TANDEM_INLINE PartialView<Float> partial_at(Float* data, int rows) {
-  return {data, data + rows, data + 2 * rows};
-}
-
-/// Transforms the scores of a row, which is padded to whole registers.
-TANDEM_INLINE void transform_row(float* s, int count, const Logits& logits) {
-  for (int j = 0; j < count; j += vec_lanes) store(logits.transform(load(s + j)), s + j);
-}
-
-/// Turns one row's scores into weights and brings its maximum, sum and O up to date.
-TANDEM_INLINE void soften_row(float* s, int count, float factor, const RunSums& state, int row, int columns) {
-  // Whole registers: what lies past `count` takes part as -inf, with weight 0.
-  for (int j = count; j < padded(count); ++j) s[j] = negative_infinity;
-  Vec top = broadcast(negative_infinity);
-  for (int j = 0; j < count; j += vec_lanes) top = hn::Max(load(s + j), top);
-  const float block = hn::GetLane(hn::MaxOfLanes(f32_lanes, top));
-  float maximum = state.maximum[row];
-  if (block > maximum) {
-    const float alpha = __builtin_exp2f((maximum - block) * factor);
-    float* out = state.out + static_cast<std::int64_t>(row) * columns;
-    for (int c = 0; c < columns; ++c) out[c] *= alpha;
-    state.sum[row] *= alpha;
-    state.maximum[row] = maximum = block;
-  }
-  const Vec base = broadcast(maximum == negative_infinity ? 0.0F : maximum);
-  Vec sum = zero();
-  for (int j = 0; j < count; j += vec_lanes) {
-    const Vec p = exp2(hn::Mul(hn::Sub(load(s + j), base), broadcast(factor)));
-    store(p, s + j);
-    sum = hn::Add(sum, p);
-  }
-  state.sum[row] += hn::GetLane(hn::SumOfLanes(f32_lanes, sum));
-}
-
-/// The sums of no key.
-template <typename Float>
-TANDEM_INLINE void clear(const PartialView<Float>& sums, int rows, int columns) {
-  for (int r = 0; r < rows; ++r) {
-    sums.maximum[r] = static_cast<Float>(negative_infinity);
-    sums.sum[r] = 0;
-  }
-  __builtin_memset(sums.out, 0,
-                   static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns) * sizeof(Float));
-}
-
-/// Adds the sums `b` to `a`.
-template <typename Float>
-void fold(const ForwardTile& t, const PartialView<double>& a, const PartialView<Float>& b) {
-  const auto factor = static_cast<double>(logits_of(t, false).factor);
-  for (int r = 0; r < t.count; ++r) {
-    const double next = static_cast<double>(b.maximum[r]);
-    const double top = a.maximum[r] > next ? a.maximum[r] : next;
-    const double base = top == static_cast<double>(negative_infinity) ? 0.0 : top;
-    const double weight_a = __builtin_exp2((a.maximum[r] - base) * factor);
-    const double weight_b = __builtin_exp2((next - base) * factor);
-    a.maximum[r] = top;
-    a.sum[r] = a.sum[r] * weight_a + static_cast<double>(b.sum[r]) * weight_b;
-    double* out_a = a.out + static_cast<std::int64_t>(r) * t.head_dim_v;
-    const auto* out_b = b.out + static_cast<std::int64_t>(r) * t.head_dim_v;
-    for (int c = 0; c < t.head_dim_v; ++c) {
-      out_a[c] = out_a[c] * weight_a + static_cast<double>(out_b[c]) * weight_b;
-    }
-  }
-}
+/// The most columns of a row of q.
+constexpr int most_columns = sizeof zero_row / sizeof(float);
 
 /// What one KV head has of its own.
 template <typename Query>
@@ -112,6 +37,7 @@ struct Head {
   std::int64_t v_offset;
   Logits logits;
   RunSums sums;
+  float* tiles;  ///< O where it is in tiles, instead of sums.out
 };
 
 /// The keys that the rows see, which all heads have alike.
@@ -163,6 +89,17 @@ TANDEM_INLINE void multiply_row(float* s, int count, const float* scales) {
   for (int j = 0; j < count; j += vec_lanes) store(hn::Mul(load(s + j), load(scales + j)), s + j);
 }
 
+/// Row `row`'s weights of a block: scores are scaled, transformed and hidden as they are to be.
+template <typename Query, typename Rescale>
+TANDEM_INLINE void soften_block(const Head<Query>& head, int row, std::int64_t begin, int count, float* s,
+                                const BlockScales& scales, const SeenKeys& seen, const Rescale& rescale) {
+  if (scales.k != nullptr) multiply_row(s, count, scales.k);
+  if (head.logits.transforms()) transform_row(s, count, head.logits);
+  if (begin < seen.all_begin || begin + count > seen.all_end) hide_keys(seen.rows[row], begin, count, s);
+  soften_row(s, count, head.logits.factor, head.sums, row, rescale);
+  if (scales.v != nullptr) multiply_row(s, count, scales.v);
+}
+
 /// `rows` rows of a head from `first` against a block of keys that starts at `begin`.
 template <typename Scores, int rows, typename K>
 [[gnu::noinline]] void attend_block(const Head<typename Scores::Query>& head, int first, std::int64_t begin,
@@ -175,14 +112,12 @@ template <typename Scores, int rows, typename K>
     ahead.fetch(rows_ahead);
     score_keys<Scores, rows>(block.k + j, head.k_offset, q, t.head_dim_qk, scores + j);
   }
-  const bool masked = begin < seen.all_begin || begin + block.count > seen.all_end;
   for (int r = 0; r < rows; ++r) {
-    float* s = scores + r * short_block;
-    if (scales.k != nullptr) multiply_row(s, block.count, scales.k);
-    if (head.logits.transforms()) transform_row(s, block.count, head.logits);
-    if (masked) hide_keys(seen.rows[first + r], begin, block.count, s);
-    soften_row(s, block.count, head.logits.factor, head.sums, first + r, t.head_dim_v);
-    if (scales.v != nullptr) multiply_row(s, block.count, scales.v);
+    float* const out = head.sums.out + static_cast<std::int64_t>(first + r) * t.head_dim_v;
+    soften_block(head, first + r, begin, block.count, scores + r * short_block, scales, seen,
+                 [&](float alpha) {
+                   for (int c = 0; c < t.head_dim_v; ++c) out[c] *= alpha;
+                 });
   }
   weigh<Scores, rows>(block.v, head.v_offset, block.count, scores,
                       head.sums.out + static_cast<std::int64_t>(first) * t.head_dim_v, t.head_dim_v, ahead);
@@ -190,16 +125,11 @@ template <typename Scores, int rows, typename K>
 
 /// All rows of a head against a block of keys.
 template <typename Scores, typename K>
-TANDEM_INLINE void attend_rows(const Head<typename Scores::Query>& head, std::int64_t begin,
-                               const BlockRows<K>& rows, const SeenKeys& seen, RowsAhead<K>& ahead) {
-  BlockRows<K> of_head;
-  if (rows.missing) {
-    of_head = rows;
-    of_head.keep_missing(head.k_offset, head.v_offset);
-  }
-  const BlockRows<K>& block = rows.missing ? of_head : rows;
+requires(!on_tiles<Scores>) TANDEM_INLINE
+    void attend_rows(const Head<typename Scores::Query>& head, std::int64_t begin, const BlockRows<K>& block,
+                     const BlockScales& scales, const SeenKeys& seen, RoomOf<Scores>&, bool,
+                     RowsAhead<K>& ahead) {
   const int count = head.tile->count;
-  const BlockScales scales(*head.tile, begin, block.count);
   int r = 0;
   for (; r + rows_together <= count; r += rows_together) {
     attend_block<Scores, rows_together>(head, r, begin, block, scales, seen, ahead);
@@ -212,28 +142,80 @@ TANDEM_INLINE void attend_rows(const Head<typename Scores::Query>& head, std::in
   }
 }
 
+#if defined(TANDEM_MATRIX_UNIT)
+/// The same on the matrix unit, which takes them all together.
+template <typename Scores, typename K>
+requires on_tiles<Scores>
+[[gnu::noinline]] void attend_rows(const Head<typename Scores::Query>& head, std::int64_t begin,
+                                   const BlockRows<K>& block, const BlockScales& scales, const SeenKeys& seen,
+                                   RoomOf<Scores>& room, bool fresh, RowsAhead<K>& ahead) {
+  const ForwardTile& t = *head.tile;
+  // Rows of the next block that every product with K fetches, and every pair of keys of V.
+  const int products = 4 * ((t.head_dim_qk + Scores::columns - 1) / Scores::columns);
+  const int pairs = short_block / 2 * ((t.head_dim_v + value_columns - 1) / value_columns);
+  score_on_tiles(block.k, head.k_offset, t.head_dim_qk, head.q, room, (short_block + products - 1) / products,
+                 ahead);
+  const int whole = (block.count + 31) / 32 * 32;
+  for (int r = 0; r < t.count; ++r) {
+    if (r % 4 == 0) turn_rows(room, r);
+    float* const s = room.scores + r * short_block;
+    soften_block(head, r, begin, block.count, s, scales, seen, [&](float alpha) {
+      if (!fresh) scale_tile_row(head.tiles, t.head_dim_v, r, alpha);
+    });
+    for (int j = padded(block.count); j < whole; j += vec_lanes) store(zero(), s + j);
+    place_weights(s, whole, r, room);
+  }
+  weigh_on_tiles(block.v, head.v_offset, whole, room, fresh, head.tiles, t.head_dim_v,
+                 (short_block + pairs - 1) / pairs, ahead);
+}
+#endif
+
+/// A head against a block of keys.
+template <typename Scores, typename K>
+TANDEM_INLINE void attend_head(const Head<typename Scores::Query>& head, std::int64_t begin,
+                               const BlockRows<K>& rows, const SeenKeys& seen, RoomOf<Scores>& room,
+                               bool fresh, RowsAhead<K>& ahead) {
+  const BlockScales scales(*head.tile, begin, rows.count);
+  if (!rows.missing) return attend_rows<Scores>(head, begin, rows, scales, seen, room, fresh, ahead);
+  BlockRows<K> of_head = rows;
+  of_head.keep_missing(head.k_offset, head.v_offset);
+  attend_rows<Scores>(head, begin, of_head, scales, seen, room, fresh, ahead);
+}
+
+/// Begins a run of keys. The first block of a run writes O in tiles, which is not cleared.
+template <typename Scores>
+TANDEM_INLINE void open_run(const Head<typename Scores::Query>& head) {
+  clear(head.sums, head.tile->count, on_tiles<Scores> ? 0 : head.tile->head_dim_v);
+}
+
 template <typename Scores, typename T>
 Head<typename Scores::Query> open_head(const ForwardTile& t, const ForwardTile& first_tile,
                                        std::int64_t key_bytes) {
-  const ShortScratch layout = short_scratch(t.head_dim_qk, t.head_dim_v);
+  const DecodeScratch layout = decode_scratch(t.head_dim_qk, t.head_dim_v);
   Head<typename Scores::Query> head{
       .tile = &t,
-      .q = reinterpret_cast<typename Scores::Query*>(t.scratch + layout.q),
+      .q = reinterpret_cast<typename Scores::Query*>(t.scratch +
+                                                     (on_tiles<Scores> ? layout.q_tiles : layout.q)),
       .k_offset = (static_cast<const char*>(t.k) - static_cast<const char*>(first_tile.k)) / key_bytes,
       .v_offset = (static_cast<const char*>(t.v) - static_cast<const char*>(first_tile.v)) / key_bytes,
       .logits = logits_of(t, false),
-      .sums = partial_at(reinterpret_cast<float*>(t.scratch + layout.sums), t.count)};
-  clear(head.sums, t.count, t.head_dim_v);
+      .sums = partial_at(reinterpret_cast<float*>(t.scratch + layout.sums), t.count),
+      .tiles = reinterpret_cast<float*>(t.scratch + layout.out_tiles)};
+  open_run<Scores>(head);
   const int stride = query_stride<Scores>(t.head_dim_qk);
   for (int r = 0; r < t.count; ++r) {
     const std::int64_t row = (t.first + r) / t.group;
     const std::int64_t in_group = (t.first + r) % t.group;
-    auto* const packed = head.q + static_cast<std::int64_t>(r) * stride;
+    alignas(64) typename Scores::Query of_tiles[on_tiles<Scores> ? most_columns : 1];
+    auto* const packed = on_tiles<Scores> ? of_tiles : head.q + static_cast<std::int64_t>(r) * stride;
     scale_row(static_cast<const T*>(t.q.data) + row * t.q.row_stride + in_group * t.q.head_stride,
               t.head_dim_qk, head.logits.sign, packed);
     __builtin_memset(packed + t.head_dim_qk, 0,
                      static_cast<unsigned long>(stride - t.head_dim_qk) * sizeof(*packed));
     if constexpr (requires { Scores::arrange(packed, stride); }) Scores::arrange(packed, stride);
+    if constexpr (requires { Scores::place(packed, stride, r, head.q); }) {
+      Scores::place(packed, stride, r, head.q);
+    }
   }
   return head;
 }
@@ -247,34 +229,45 @@ void attend(const ForwardTile* tiles, int heads, std::int64_t begin, std::int64_
     group[h] = open_head<Scores, T>(tiles[h], t, sizeof(K));
     clear(partial_at(partials + h * stride, t.count), t.count, t.head_dim_v);
   }
+  [[maybe_unused]] RoomOf<Scores> room;
   const SeenKeys seen = seen_keys(t);
+  constexpr int block_keys = keys_of_block<Scores>;
   const auto keys_from = [&](std::int64_t key) {
-    return end - key < short_block ? static_cast<int>(end - key) : short_block;
+    return end - key < block_keys ? static_cast<int>(end - key) : block_keys;
   };
   BlockRows<K> blocks[2];
+  if constexpr (on_tiles<Scores>) blocks[0].whole = blocks[1].whole = short_block;
   const auto ahead_in = [&](const BlockRows<K>& rows) {
-    return RowsAhead<K>(t, rows, heads, heads > 1 ? group[1].k_offset : 0, heads > 1 ? group[1].v_offset : 0);
+    return RowsAhead<K>(t, rows, heads, heads > 1 ? group[1].k_offset : 0, heads > 1 ? group[1].v_offset : 0,
+                        on_tiles<Scores>);
   };
   if (begin < end) {
     list_rows(t, begin, keys_from(begin), blocks[0]);
-    touch_rows(blocks[0]);
+    if constexpr (!on_tiles<Scores>) touch_rows(blocks[0]);
     ahead_in(blocks[0]).fetch_all();
   }
-  for (std::int64_t key = begin, n = 0; key < end; key += short_block, ++n) {
+  bool fresh = true;  // whether the run of keys begins
+  for (std::int64_t key = begin, n = 0; key < end; key += block_keys, ++n) {
     const BlockRows<K>& block = blocks[n % 2];
     BlockRows<K>& next = blocks[(n + 1) % 2];
     next.count = 0;
-    if (key + short_block < end) list_rows(t, key + short_block, keys_from(key + short_block), next);
-    touch_rows(next);
+    if (key + block_keys < end) list_rows(t, key + block_keys, keys_from(key + block_keys), next);
+    if constexpr (!on_tiles<Scores>) touch_rows(next);
     RowsAhead<K> ahead = ahead_in(next);
-    for (int h = 0; h < heads; ++h) attend_rows<Scores>(group[h], key, block, seen, ahead);
+    for (int h = 0; h < heads; ++h) attend_head<Scores>(group[h], key, block, seen, room, fresh, ahead);
     ahead.fetch_all();
-    if ((key - begin) / run_keys == (key + short_block - begin) / run_keys && key + short_block < end)
-      continue;
+    fresh = false;
+    if ((key - begin) / run_keys == (key + block_keys - begin) / run_keys && key + block_keys < end) continue;
     for (int h = 0; h < heads; ++h) {
+#if defined(TANDEM_MATRIX_UNIT)
+      if constexpr (on_tiles<Scores>) {
+        leave_tiles<K>(group[h].tiles, t.count, t.head_dim_v, group[h].sums.out);
+      }
+#endif
       fold(tiles[h], partial_at(partials + h * stride, t.count), group[h].sums);
-      clear(group[h].sums, t.count, t.head_dim_v);
+      open_run<Scores>(group[h]);
     }
+    fresh = true;
   }
 }
 
@@ -296,13 +289,21 @@ template <typename T, typename K>
 struct ScoresOf {
   using Type = WideScores<K>;
 };
-#if defined(__AVX512BF16__)
+#if defined(TANDEM_MATRIX_UNIT)
+template <typename K>
+struct ScoresOf<bf16, K> {
+  using Type = TileScores<K>;
+};
+template <>
+struct ScoresOf<e4m3, e4m3> {
+  using Type = TileScores<e4m3>;
+};
+#elif defined(__AVX512BF16__)
 template <typename K>
 struct ScoresOf<bf16, K> {
   using Type = PairScores<K>;
 };
-#endif
-#if HWY_TARGET <= HWY_AVX3 && (!defined(__AVX512BF16__) || defined(TANDEM_MATRIX_UNIT))
+#elif HWY_TARGET <= HWY_AVX3
 /// Intel's dot product of pairs has half the rate of multiply-add in f32.
 template <>
 struct ScoresOf<bf16, bf16> {

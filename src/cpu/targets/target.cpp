@@ -129,9 +129,10 @@ bool available(Target target) {
              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     case Target::avx512_bf16: return available(Target::avx512) && __builtin_cpu_supports("avx512bf16");
-    case Target::amx: return available(Target::avx512_bf16) && processor().may_use_it;
+    case Target::amx:
+      return available(Target::avx512_bf16) && __builtin_cpu_supports("avx512vbmi") && processor().may_use_it;
 #if defined(TANDEM_WITH_EMULATED_AMX)
-    case Target::amx_emulated: return available(Target::avx512_bf16);
+    case Target::amx_emulated: return available(Target::avx512_bf16) && __builtin_cpu_supports("avx512vbmi");
 #endif
 #elif defined(__aarch64__)
     case Target::neon: return true;

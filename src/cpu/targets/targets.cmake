@@ -12,6 +12,9 @@ set(TANDEM_FLAGS_avx512_bf16 ${TANDEM_FLAGS_avx512} -mavx512bf16)
 # The instructions of the matrix unit are written by name (simd/matrix_unit.hpp): they want an assembler that knows them,
 # which binutils has been since 2.35, and no flag. amx_emulated is for tests: plain code stands in for them.
 set(TANDEM_FLAGS_amx ${TANDEM_FLAGS_avx512_bf16} -DTANDEM_MATRIX_UNIT)
+# Decoding looks 8-bit values up in tables of bytes.
+set(TANDEM_DECODE_FLAGS_amx -mavx512vbmi)
+set(TANDEM_DECODE_FLAGS_amx_emulated -mavx512vbmi)
 set(TANDEM_FLAGS_amx_emulated ${TANDEM_FLAGS_amx} -DTANDEM_EMULATED)
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
@@ -50,8 +53,12 @@ function(tandem_per_target target source)
         list(APPEND debug_options -fno-sanitize=all)
       endif()
     endif()
+    set(more "")
+    if(source MATCHES "/decode/")
+      set(more ${TANDEM_DECODE_FLAGS_${name}})
+    endif()
     set_source_files_properties(${copy} TARGET_DIRECTORY ${target} PROPERTIES
-      COMPILE_OPTIONS "${TANDEM_FLAGS_${name}};${ARGN};$<$<CONFIG:Debug>:${debug_options}>" COMPILE_DEFINITIONS "${definitions}")
+      COMPILE_OPTIONS "${TANDEM_FLAGS_${name}};${more};${ARGN};$<$<CONFIG:Debug>:${debug_options}>" COMPILE_DEFINITIONS "${definitions}")
     target_sources(${target} PRIVATE ${copy})
   endforeach()
 endfunction()
