@@ -63,7 +63,10 @@ std::vector<Item> items_to_compile() {
   const auto add_forwards = [&](const auto& configs) {
     for (const auto& config : configs) {
       items.emplace_back(gpu::kernel_of(config).name(config), forward_objection(config));
-      if (config.schedule.split) add_once(gpu::kernels::combine.name(combine_config(config)));
+      constexpr bool merges = requires {
+        config.merges_parts;
+      };
+      if (config.schedule.split && !merges) add_once(gpu::kernels::combine.name(combine_config(config)));
     }
   };
   add_forwards(shipped_forward_configs());

@@ -71,6 +71,7 @@ struct WorkDivision {
   int least = 1;
   int items = 0;   ///< split_items
   int levels = 0;  ///< split_levels
+  int gain = 0;    ///< split_gain
 };
 
 struct Steps {

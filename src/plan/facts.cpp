@@ -14,6 +14,9 @@
 #include "problem/mixed.hpp"
 
 namespace tandem {
+
+static_assert(ctas_at_full_rate * bytes_alone >= bytes_together);
+
 namespace {
 
 /// Shared memory of an SM, of which CTAs have all but the kilobyte that the system takes of each. Of a GPU

@@ -27,6 +27,8 @@ constexpr int busy_tiles = 4;
 /// Bytes a microsecond that one multiprocessor reads, and all of them together (an H200's).
 constexpr double bytes_alone = 43e3;
 constexpr double bytes_together = 4.1e6;
+/// Microseconds that shares of a line of all keys take more than clusters, each with a tile (an H200's).
+constexpr double sharing_takes = 5;
 
 /// What plans depend on of a GPU. By default the one that the shipped set is chosen for, an H100 or H200.
 struct DeviceFacts {

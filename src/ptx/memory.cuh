@@ -164,6 +164,31 @@ TANDEM_DEVICE void semaphore_increment(u32* p) {
 #endif
 }
 
+/// A flag of global memory, raised where it is this number. Nobody has to lower it first: memory that says
+/// anything says this once in 2^64 times.
+constexpr u64 raised_flag = 0x9E3779B97F4A7C15;
+
+/// Raises a flag. What this thread wrote before is visible to those who see it.
+TANDEM_DEVICE void flag_raise(u64* p) {
+#if TANDEM_ON_DEVICE
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(raised_flag) : "memory");
+#else
+  emulator::flag_raise(p, raised_flag);
+#endif
+}
+/// Waits for a raised flag, and lowers it. What was written before it was raised is then visible.
+TANDEM_DEVICE void flag_take(u64* p) {
+#if TANDEM_ON_DEVICE
+  u64 now;
+  do {
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(now) : "l"(p) : "memory");
+  } while (now != raised_flag);
+  *p = 0;
+#else
+  emulator::flag_take(p, raised_flag);
+#endif
+}
+
 /// Ordinary shared-memory accesses.
 template <typename T>
 TANDEM_DEVICE T load_shared(const T* p) {

@@ -230,6 +230,18 @@ TANDEM_DEVICE bool cuts_tiles(const ForwardParams& p, const LineLength& line, u3
   return line.largest > max(share / 16, 4U) && line.tiles <= static_cast<u32>(p.split_items);
 }
 
+/// Whether clusters of `ctas` CTAs, which take a whole tile each and share its keys, end no later than shares
+/// of the line and their merge. Up to ctas_at_full_rate CTAs read at a rate each, more at the memory's.
+template <int ctas>
+TANDEM_DEVICE bool takes_clusters(const ForwardParams& p, const LineLength& line) {
+  constexpr u32 size = ctas;
+  const u32 clusters = static_cast<u32>(p.split_ctas) / size;
+  const u32 rounds = (line.tiles + clusters - 1) / clusters;
+  const u32 reading = max(min(line.tiles, clusters) * size, static_cast<u32>(ctas_at_full_rate));
+  return static_cast<u64>(rounds) * line.largest * reading <=
+         static_cast<u64>(line.total + static_cast<u32>(p.split_gain)) * size;
+}
+
 /// With a split size: whether there is room for the parts of a tile. Sequences that overlap may have more
 /// than there can be otherwise; such a tile goes whole and uncut to the CTA in whose share it begins.
 TANDEM_DEVICE bool has_places(const ForwardParams& p, u32 start, u32 cost) {
@@ -244,6 +256,7 @@ TANDEM_DEVICE int part_of_tail(u32 cta) {
   return static_cast<int>(2 * cta);
 }
 constexpr int whole_tile = -1;
+constexpr int tile_of_cluster = -2;  ///< whose CTAs share it, and merge what they have
 
 /// The tiles, whole or in part, of this CTA's share. `by_split`: each item of a tile by itself, whose
 /// partial result is its number in the line. `pairs`: its tiles of those that its cluster's share has.
@@ -255,23 +268,27 @@ struct SplitTiles {
   bool begun = false;
   bool cuts = true;
 
-  /// Items [skip, skip + count) of the tile's, and its partial result or whole_tile.
+  /// Items [skip, skip + count) of the tile's, and its partial result or whole_tile. Where a tile of several
+  /// parts ends with it, `parts` is their number, else 0.
   struct Piece {
     int skip;
     int count;
     int part;
+    int parts = 0;
   };
 
+  /// Finds this CTA's share of the line, whose length is `length`.
+  TANDEM_DEVICE void begin(const LineLength& length) {
+    const u32 cta = ptx::block_index();
+    const u32 share = share_of(line.p, length);
+    at = min((pairs ? cta / 2 : cta) * share, length.total);
+    end = min(at + share, length.total);
+    cuts = cuts_tiles(line.p, length, share);
+    begun = true;
+  }
   TANDEM_DEVICE bool next(TileIndex& t, Piece& piece) {
     const u32 cta = ptx::block_index();
-    if (!begun) {
-      const LineLength length = line.set_grain();
-      const u32 share = share_of(line.p, length);
-      at = min((pairs ? cta / 2 : cta) * share, length.total);
-      end = min(at + share, length.total);
-      cuts = cuts_tiles(line.p, length, share);
-      begun = true;
-    }
+    if (!begun) begin(line.set_grain());
     u32 start = 0;
     u32 cost = 0;
     bool in_parts = cuts;
@@ -291,6 +308,9 @@ struct SplitTiles {
       piece.part = whole && (!in_parts || line.grain == 1) ? whole_tile : static_cast<int>(at);
     } else {
       piece.part = whole ? whole_tile : at == start ? part_of_head(cta) : part_of_tail(cta);
+      // A tile that ends here is the first of this CTA's share, which begins at cta * share.
+      const bool ends = !pairs && at > start && stop == start + cost;
+      piece.parts = ends ? static_cast<int>(cta - start / (at / cta)) + 1 : 0;
     }
     piece.part = ptx::warp_uniform(piece.part);
     at = stop;

@@ -48,7 +48,9 @@ namespace tandem {
 /// The tiles that a CTA computes, but for lists.
 template <auto C>
 using RangeTiles = typename Select<
-    (sharing_ctas<C> > 1), tile::ClusterQueryTiles<C.tiling, C.mask, C.keys, sharing_ctas<C>>,
+    (sharing_ctas<C> > 1),
+    typename Select<C.schedule.split, tile::ClusterOrSplitTiles<C.tiling, C.mask, C.keys, sharing_ctas<C>>,
+                    tile::ClusterQueryTiles<C.tiling, C.mask, C.keys, sharing_ctas<C>>>::type,
     typename Select<
         C.schedule.split, tile::SplitQueryTiles<C.tiling, C.mask, C.keys, C.schedule.invariant, C.pairs>,
         typename Select<C.schedule.invariant,

@@ -17,6 +17,7 @@ struct QueryTile {
   Visibility visible;
   BlockRange blocks;
   int part = whole_tile;  ///< the partial result that these blocks are for, or whole_tile
+  int parts = 0;          ///< where they are the last of a tile in parts: how many these are, else 0
   MergePlace split;       ///< which of the tile's splits, or of the part's, these blocks are
 };
 
@@ -167,6 +168,7 @@ struct SplitQueryTiles {
       t.blocks.end = min(t.blocks.first + piece.count, t.blocks.end);
     }
     t.part = piece.part;
+    if constexpr (!by_split && !pairs) t.parts = piece.parts;
     return true;
   }
 };
@@ -209,9 +211,43 @@ struct ClusterQueryTiles {
   }
 };
 
+/// The tiles of a CTA where clusters take whole tiles or each CTA has its share of the keys of all, by the
+/// lengths that the device finds.
+template <Tiling T, Mask M, KeySource keys, int ctas>
+struct ClusterOrSplitTiles {
+  ClusterQueryTiles<T, M, keys, ctas> clusters;
+  SplitQueryTiles<T, M, keys> shares;
+  bool in_clusters = false;
+
+  TANDEM_DEVICE ClusterOrSplitTiles(const ForwardParams& p, DynamicScheduler::Shared& shared)
+      : clusters(p, shared), shares(p, shared) {}
+
+  template <bool producer>
+  TANDEM_DEVICE bool next(QueryTile& t, bool leader) {
+    auto& own = shares.tiles;
+    if (!own.begun) {
+      const LineLength length = own.line.length();
+      in_clusters = ptx::warp_uniform(takes_clusters<ctas>(own.line.p, length) ? 1 : 0) != 0;
+      own.begin(length);
+    }
+    if (!in_clusters) return shares.template next<producer>(t, leader);
+    t.part = tile_of_cluster;
+    return clusters.template next<producer>(t, leader);
+  }
+};
+
 }  // namespace tandem::tile
 
 namespace tandem {
+
+/// Whether another kernel follows that merges partial results.
+template <auto C>
+constexpr bool has_combine = C.schedule.split;
+template <auto C>
+requires requires {
+  C.merges_parts;
+}
+constexpr bool has_combine<C> = false;
 
 /// CTAs of a cluster that share a tile's keys.
 template <auto C>

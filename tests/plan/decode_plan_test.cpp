@@ -115,8 +115,6 @@ TEST(ForwardPlan, AClusterOfCtasLeavesNothingToMerge) {
     EXPECT_EQ(work.part_outputs + work.part_sums + work.combine_ctas, 0);
     EXPECT_EQ(work.part_rows, 4) << "the heads that share keys";
   }
-  c.schedule.split = true;
-  EXPECT_EQ(forward_objection(c), "cluster 16 takes no split: its CTAs merge a tile's keys");
   c.schedule = {.cluster = 3};
   EXPECT_EQ(forward_objection(c), "cluster 3 is not 1, 2, 4, 8 or 16");
   c.schedule.cluster = 16;
@@ -226,20 +224,20 @@ TEST(ForwardPlan, ClustersShareTheKeysOfATile) {
     if (on_device) p.seqused_k.data = lengths;
     const DecodeConfig c = choose_decode_config(CallFacts(p));
     EXPECT_EQ(forward_objection(c), "");
-    EXPECT_FALSE(c.cluster() > 1 && c.schedule.split);
-    return c.cluster();
+    return c.schedule.split ? -c.cluster() : c.cluster();
   };
   for (const bool on_device : {false, true}) {
     EXPECT_EQ(ctas(1, 128, on_device), 1) << "two blocks";
     EXPECT_EQ(ctas(1, 256, on_device), 4) << "a block each";
     EXPECT_EQ(ctas(1, 8192, on_device), 8);
-    EXPECT_EQ(ctas(1, 32768, on_device), 1) << "64 CTAs do not read at the memory's rate";
+    EXPECT_EQ(ctas(1, 32768, on_device), -1) << "64 CTAs do not read at the memory's rate";
     EXPECT_EQ(ctas(4, 2048, on_device), 4);
   }
   EXPECT_EQ(ctas(8, 8192, false), 2);
   EXPECT_EQ(ctas(64, 8192, false), 2);
   EXPECT_EQ(ctas(128, 8192, false), 1) << "many tiles";
-  EXPECT_EQ(ctas(8, 8192, true), 1) << "one sequence may have all keys, and 16 CTAs";
+  EXPECT_EQ(ctas(8, 8192, true), -2) << "one sequence may have all keys, and 16 CTAs";
+  EXPECT_EQ(ctas(4, 8192, true), -4);
 }
 }  // namespace
 }  // namespace tandem

@@ -104,8 +104,9 @@ TEST(Steps, EightBitKeysOfFewQueriesAreReadInPlace) {
   static float scales[4];
   args.v_scale = ConstTensor(scales, DType::f32, {2, 2}, cuda);
   const gpu::Steps steps = steps_of(args);
-  ASSERT_EQ(kernels_of(steps), (Kernels{"decode", "combine"}));
+  ASSERT_EQ(kernels_of(steps), Kernels{"decode"});
   const auto& config = std::get<DecodeConfig>(steps.config);
+  EXPECT_TRUE(config.schedule.split);
   EXPECT_EQ(config.key_type, OperandType::e4m3);
   EXPECT_EQ(config.transform, ScoreTransform::scaled);
   EXPECT_EQ(steps.maps[gpu::index_of(gpu::Loaded::k)]->spec.element_bytes, 1);
@@ -117,7 +118,10 @@ TEST(Steps, EightBitKeysOfFewQueriesAreReadInPlace) {
   EXPECT_EQ(forward->v_scale.data, scales);
   EXPECT_EQ(forward->v_scale.batch_stride, 2);
   EXPECT_EQ(forward->k_scale.data, nullptr);
-  EXPECT_EQ(params.of(steps.list.all()[1]), static_cast<const ForwardParams*>(forward));
+  // Behind the sums of each part's rows there is a flag for each part.
+  const int parts = 2 * forward->split_ctas;
+  EXPECT_EQ(steps.work.part_sums, parts * (decode_rows + 1));
+  EXPECT_EQ(steps.work.combine_ctas, 0);
 }
 
 TEST(Steps, ClustersAreToldHowManyRowsTheyMerge) {
@@ -142,7 +146,7 @@ TEST(Steps, ScalesByRowAreReadInPlace) {
     static float scales[1];
     args.v_scale = ConstTensor(scales, DType::f32, {2, 2, 8192}, cuda);
     const gpu::Steps steps = steps_of(args);
-    ASSERT_EQ(kernels_of(steps), (Kernels{"decode", "combine"}));
+    ASSERT_EQ(kernels_of(steps), Kernels{"decode"});
     EXPECT_TRUE(std::get<DecodeConfig>(steps.config).row_scales);
     std::vector<char> workspace(steps.workspace.bytes());
     gpu::StepParams params(steps, workspace.data(), count);
@@ -154,7 +158,6 @@ TEST(Steps, ScalesByRowAreReadInPlace) {
     EXPECT_EQ(forward->v_row_scale.stride.row, 1);
     EXPECT_EQ(forward->v_row_scale.stride.head, 8192);
     EXPECT_EQ(forward->v_scale.data, nullptr);
-    EXPECT_EQ(params.of(steps.list.all()[1]), static_cast<const ForwardParams*>(forward));
   }
 }
 
@@ -171,7 +174,7 @@ TEST(Steps, QueriesOfEightBitsAreWidened) {
   for (const bool both : {false, true}) {
     if (both) args.k_scale = ConstTensor(of_k, DType::f32, {2, 2}, cuda);
     const gpu::Steps steps = steps_of(args);
-    ASSERT_EQ(kernels_of(steps), (Kernels{"pack", "decode", "combine"}));
+    ASSERT_EQ(kernels_of(steps), (Kernels{"pack", "decode"}));
     EXPECT_TRUE(std::get<PackConfig>(steps.list.all()[0].config).widens);
     EXPECT_EQ(std::get<DecodeConfig>(steps.config).key_type, OperandType::e4m3);
     std::vector<char> workspace(steps.workspace.bytes());
@@ -212,10 +215,14 @@ TEST(Steps, FewQueriesShareTheirKeysWhereTilesAreFewOrLengthsDiffer) {
     args.q.shape[0] = args.k.shape[0] = args.v.shape[0] = args.out.shape[0] = batch;
     static std::int32_t used[1000];
     if (lengths) args.seqused_k = Tensor(used, DType::i32, {batch}, args.q.device);
-    return kernels_of(steps_of(args));
+    const gpu::Steps steps = steps_of(args);
+    Kernels all = kernels_of(steps);
+    const auto* const config = std::get_if<DecodeConfig>(&steps.config);
+    if (config != nullptr && config->schedule.split) all.emplace_back("shares");
+    return all;
   };
   const Kernels whole{"decode"};
-  const Kernels shared{"decode", "combine"};
+  const Kernels shared{"decode", "shares"};
   EXPECT_EQ(kernels(1, 8192, 1, false), shared);
   EXPECT_EQ(kernels(1, 255, 1, false), whole);
   EXPECT_EQ(kernels(4, 8192, 1, false), shared);

@@ -14,7 +14,8 @@ struct DecodeSchedule {
   static constexpr bool dynamic = false, pingpong = false, output_late = false, invariant = false;
   bool split = false;  ///< as ForwardSchedule has it
   /// CTAs of a cluster that share the keys of a tile, and merge what they have of it in shared memory, so
-  /// that no kernel has to follow. Without split.
+  /// that no kernel has to follow. With split the lengths decide on the device which of the two it is
+  /// (takes_clusters).
   int cluster = 1;
 
   constexpr bool operator==(const DecodeSchedule&) const = default;
@@ -27,7 +28,9 @@ struct DecodeConfig {
   static constexpr Functions functions{};
   static constexpr bool v_in_k = false, pairs = false;
   static constexpr int column_slices = 1;
-  static constexpr int least_blocks = 2;  ///< what `combine` has to read of them is worth as much
+  static constexpr int least_blocks = 2;  ///< what a merge has to read of them is worth as much
+  /// A CTA in whose share a tile ends merges what others have of it. Else `combine` does.
+  static constexpr bool merges_parts = true;
 
   Tiling tiling{.block_m = decode_rows, .block_n = 16 * decode_warps};
   int stages = 2;  ///< K tiles, and V tiles, in flight
@@ -53,8 +56,9 @@ struct DecodeConfig {
 /// What warps exchange at a tile's end: O of so many columns at a time, and each row's reference and sum.
 /// More columns would leave no room for a second CTA beside three stages; in clusters, for short calls, there
 /// are two. Rows are so many floats apart that four of them lie in different banks.
+constexpr int decode_columns_alone = 16;
 constexpr int decode_columns(const DecodeConfig& c) {
-  return c.cluster() == 1 ? 16 : c.tiling.head_dim_v % 64 == 0 ? 64 : 32;
+  return c.cluster() == 1 ? decode_columns_alone : c.tiling.head_dim_v % 64 == 0 ? 64 : 32;
 }
 constexpr int decode_row_floats(const DecodeConfig& c) {
   return decode_columns(c) + 8;
@@ -64,9 +68,13 @@ constexpr int decode_parts_bytes(const DecodeConfig& c) {
   return c.cluster() == 1 ? 0 : 2 * (decode_rows * (c.tiling.head_dim_v * 4 + c.cluster() * 8) + 8);
 }
 
+/// Which tile a CTA is to merge: a tile::TileIndex, and how many CTAs have a part.
+constexpr int decode_ending_bytes = 40;
+
 /// Dynamic shared memory of the kernel.
 constexpr int forward_shared_bytes(const DecodeConfig& c) {
-  const int exchange = decode_warps * decode_rows * (decode_row_floats(c) + 2) * 4;
+  const int ending = c.schedule.split ? decode_ending_bytes : 0;
+  const int exchange = decode_warps * decode_rows * (decode_row_floats(c) + 2) * 4 + ending;
   return loaded_shared_bytes(c) + (exchange + decode_parts_bytes(c) + 1023) / 1024 * 1024;
 }
 

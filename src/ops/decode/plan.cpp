@@ -14,59 +14,66 @@ namespace {
 constexpr const char* decoding = "16 rows hold all queries that share keys: reading these bounds the call";
 constexpr const char* clustered =
     "the CTAs of a cluster share a tile's keys, and merge what they have in shared memory";
-
-/// `shared`: by CTAs. Else a CTA has whole tiles. Heads as rows take the mask of causal calls in all, as in
-/// the forward kernel. An SM holds two CTAs if two stages fit into half of its memory.
-DecodeConfig with_stages(DecodeConfig c, bool shared) {
-  c.mask.varlen = true;
-  c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
-  c.schedule.split = shared;
-  const int ctas = ctas_per_sm(c);
-  while (c.stages < 8 && ctas_per_sm(c) == ctas && forward_objection(c).empty()) ++c.stages;
-  --c.stages;
-  return c;
-}
+constexpr const char* by_lengths =
+    "where lengths are about even clusters share a tile's keys, else all CTAs the keys of all tiles";
 
 /// The largest power of two that is at most x, or 1.
 int power_up_to(std::int64_t x) {
   return x < 1 ? 1 : static_cast<int>(std::bit_floor(static_cast<std::uint64_t>(x)));
 }
 
-/// CTAs of a cluster that share a tile's keys; 1: none (docs/kernels/decode.md has the numbers, of an H200).
-/// As many as give each multiprocessor one, and two where tiles are many.
-int cluster_of(const CallFacts& facts, const DecodeConfig& c) {
+/// How the keys of tiles are shared.
+enum class Sharing { none, shares, clusters, either };
+
+/// CTAs of a cluster that share a tile's keys (docs/kernels/decode.md has the numbers, of an H200): as many
+/// as give each multiprocessor one, and two where tiles are many. 1: none.
+int ctas_of_cluster(const CallFacts& facts, const DecodeConfig& c, std::int64_t tiles) {
   constexpr int most = 8;  // that every GPU with clusters takes
-  const Problem& p = facts.problem;
-  const std::int64_t tiles = gpu::forward_tile_count(p, c.tiling);
   const int sms = facts.device.multiprocessors;
   if (c.has_byte_keys() || c.tiling.head_dim_v > 128 || facts.keys < worth_sharing) return 1;
   if (tiles == 0 || tiles >= busy_tiles * sms) return 1;
   const std::int64_t blocks = facts.keys / c.tiling.block_n;
-  const int ctas = std::min({most, std::max(2, power_up_to(sms / tiles)), power_up_to(blocks),
-                             power_up_to(c.tiling.head_dim_v / 4)});
-  // Shares of a line of all keys read them at the memory's rate, however long which of them is, and want a
-  // second kernel. Lengths that only the device knows may be those of one sequence: a cluster is to lose
-  // less by that than the second kernel takes.
-  constexpr double second_kernel = 5;  // microseconds
-  const double at_once =
-      static_cast<double>(facts.mask.varlen ? tiles / std::max<std::int64_t>(p.batch, 1) : tiles);
-  const double bytes = at_once * static_cast<double>(facts.keys * (p.head_dim_qk + p.head_dim_v) * 2);
-  const bool is_enough = bytes / std::min(at_once * ctas * bytes_alone, bytes_together) <=
-                         bytes / bytes_together + second_kernel;
-  return is_enough ? ctas : 1;
+  return std::min({most, std::max(2, power_up_to(sms / tiles)), power_up_to(blocks),
+                   power_up_to(c.tiling.head_dim_v / 4)});
 }
 
-DecodeConfig with_cluster(DecodeConfig c, int ctas) {
-  c.schedule.cluster = ctas;
-  return with_stages(c, false);
+/// Shares of a line of all keys read them at the memory's rate, however long which of them is; a cluster
+/// reads a tile's keys at its own. Lengths that only the device knows may be those of one sequence: unless
+/// clusters lose less by that than they save, both are there, and the device decides.
+Sharing sharing_of(const CallFacts& facts, std::int64_t tiles, int ctas) {
+  const Problem& p = facts.problem;
+  if (ctas == 1) return facts.shares_keys ? Sharing::shares : Sharing::none;
+  const auto loses_little = [&](std::int64_t at_once) {
+    const auto count = static_cast<double>(at_once);
+    const double bytes = count * static_cast<double>(facts.keys * (p.head_dim_qk + p.head_dim_v) * 2);
+    return bytes / std::min(count * ctas * bytes_alone, bytes_together) <=
+           bytes / bytes_together + sharing_takes;
+  };
+  if (!loses_little(tiles)) return Sharing::shares;
+  const std::int64_t of_sequence = tiles / std::max<std::int64_t>(p.batch, 1);
+  return !facts.mask.varlen || loses_little(of_sequence) ? Sharing::clusters : Sharing::either;
+}
+
+/// Heads as rows take the mask of causal calls in all, as in the forward kernel. An SM holds two CTAs if two
+/// stages fit into half of its memory.
+DecodeConfig with_sharing(DecodeConfig c, Sharing sharing, int ctas) {
+  c.mask.varlen = true;
+  c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
+  c.schedule.split = sharing == Sharing::shares || sharing == Sharing::either;
+  c.schedule.cluster = sharing == Sharing::clusters || sharing == Sharing::either ? ctas : 1;
+  const int per_sm = ctas_per_sm(c);
+  while (c.stages < 8 && ctas_per_sm(c) == per_sm && forward_objection(c).empty()) ++c.stages;
+  --c.stages;
+  return c;
 }
 
 }  // namespace
 
 DecodeConfig choose_decode_config(const CallFacts& facts) {
   const auto c = wanted_of<DecodeConfig>(facts);
-  const int ctas = cluster_of(facts, c);
-  return ctas > 1 ? with_cluster(c, ctas) : with_stages(c, facts.shares_keys);
+  const std::int64_t tiles = gpu::forward_tile_count(facts.problem, c.tiling);
+  const int ctas = ctas_of_cluster(facts, c, tiles);
+  return with_sharing(c, sharing_of(facts, tiles, ctas), ctas);
 }
 
 std::vector<DecodeConfig> shipped_decode_configs() {
@@ -77,9 +84,13 @@ std::vector<DecodeConfig> shipped_decode_configs() {
       for (const bool causal : {false, true}) {
         c.mask.causal = causal;
         if (heads_as_rows && !causal) continue;
-        for (const bool shared : {false, true}) configs.push_back(with_stages(c, shared));
+        for (const Sharing each : {Sharing::none, Sharing::shares})
+          configs.push_back(with_sharing(c, each, 1));
         if (c.has_byte_keys() || c.tiling.head_dim_v > 128 || heads_as_rows != causal) continue;
-        for (const int ctas : {2, 4, 8}) configs.push_back(with_cluster(c, ctas));
+        for (const int ctas : {2, 4, 8}) {
+          for (const Sharing each : {Sharing::clusters, Sharing::either})
+            configs.push_back(with_sharing(c, each, ctas));
+        }
       }
     }
   });
@@ -105,7 +116,6 @@ std::string forward_objection(const DecodeConfig& c) {
   if (const int ctas = c.schedule.cluster; ctas != 1) {
     if (ctas < 2 || ctas > 16 || (ctas & (ctas - 1)) != 0)
       return fmt::format("cluster {} is not 1, 2, 4, 8 or 16", ctas);
-    if (c.schedule.split) return fmt::format("cluster {} takes no split: its CTAs merge a tile's keys", ctas);
     if (!c.mask.varlen) return fmt::format("cluster {} takes varlen, whose walk knows the lengths", ctas);
     if (c.tiling.head_dim_v % (4 * ctas) != 0)
       return fmt::format("cluster {} takes head dimensions of v that are multiples of {}, not {}", ctas,
@@ -117,7 +127,10 @@ std::string forward_objection(const DecodeConfig& c) {
 }
 
 std::vector<std::string> explain_forward(const CallFacts& facts, const DecodeConfig& c) {
-  const char* const why = c.schedule.split ? shared_keys : c.cluster() > 1 ? clustered : decoding;
+  const bool in_clusters = c.cluster() > 1;
+  const char* const why = !c.schedule.split ? (in_clusters ? clustered : decoding)
+                          : in_clusters     ? by_lengths
+                                            : shared_keys;
   return explain_tiles(facts, c, why, moves_maxima);
 }
 

@@ -111,6 +111,8 @@ constexpr int ctas_per_sm(const ForwardConfig& /*c*/) {
 
 /// A line of fewer blocks for each CTA that the device holds is short: fewer CTAs share it.
 constexpr int enough_blocks = 8;
+/// CTAs of multiprocessors of their own that together read at the memory's rate (an H200's).
+constexpr int ctas_at_full_rate = 96;
 
 /// Partial results that a tile has at most, and so CTAs that may share keys.
 constexpr int combine_parts = 512;
@@ -122,12 +124,15 @@ struct alignas(8) PartSum {
   float reference;
   float sum;
 };
-/// Numbers of the partial results of `ctas` CTAs: O of two tiles each, and sums of their rows.
+/// The partial results of `ctas` CTAs, of two tiles each; numbers of their O, and sums of their rows.
+constexpr long long partial_results(int ctas) {
+  return 2LL * ctas;
+}
 constexpr long long partial_outputs(const Tiling& t, int ctas) {
-  return 2LL * ctas * t.block_m * t.head_dim_v;
+  return partial_results(ctas) * t.block_m * t.head_dim_v;
 }
 constexpr long long partial_sums(const Tiling& t, int ctas) {
-  return 2LL * ctas * t.block_m;
+  return partial_results(ctas) * t.block_m;
 }
 
 /// With a fixed split size: so many splits, from a multiple of that number on, are merged with each other
@@ -198,8 +203,9 @@ struct ForwardParams {
   // How CTAs, or clusters, share the line of key blocks (tile/split.cuh).
   short split_few_ctas;  ///< that share a short line: fewer than enough_blocks for each of split_ctas
   short split_least;     ///< blocks of a share, at least
-  int split_items;   ///< tiles that `combine` has CTAs for; with a split size, items with a place in part_out
-  int split_levels;  ///< with a split size: an item is merged_group^split_levels splits at most
+  int split_items;  ///< tiles that `combine` has CTAs for; with a split size, items with a place in part_out
+  short split_levels;  ///< with a split size: an item is merged_group^split_levels splits at most
+  short split_gain;    ///< blocks that the device reads in the time that a tile in parts takes more
 };
 
 /// f32 scales by (batch, KV head) of K or V; null data stands for 1. Any value, on the device.

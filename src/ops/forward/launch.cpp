@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <climits>
+#include <cmath>
 #include <utility>
 
 #include "gpu/param_fields.hpp"
 #include "gpu/step_params.hpp"
 #include "ops/eight_bit/config.hpp"
+#include "plan/facts.hpp"
 #include "problem/effective.hpp"
 #include "problem/mixed.hpp"
 
@@ -131,7 +133,8 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .split_few_ctas = static_cast<short>(parts.division.few_ctas),
           .split_least = static_cast<short>(parts.division.least),
           .split_items = parts.division.items,
-          .split_levels = parts.division.levels};
+          .split_levels = static_cast<short>(parts.division.levels),
+          .split_gain = static_cast<short>(parts.division.gain)};
 }
 
 HeadScales head_scales_of(const Scales& s) {
@@ -216,6 +219,7 @@ WorkDivision divide_work(const Problem& p, const Config& config, int multiproces
   const Tiling& tiling = config.tiling;
   const std::int64_t tiles = forward_tile_count(p, tiling);
   const std::int64_t most = most_ctas(config, multiprocessors);
+  const int ctas_of_share = config.pairs ? 2 : 1;
   const auto ctas_of = [&](std::int64_t items) { return static_cast<int>(std::min(items, most)); };
   WorkDivision d{.ctas = ctas_of(tiles), .most_ctas = as_int(most), .few_ctas = as_int(most)};
   // The GPU deals CTAs of a tile each, and begins one where another ends.
@@ -253,23 +257,34 @@ WorkDivision divide_work(const Problem& p, const Config& config, int multiproces
   } else if (config.schedule.split) {
     const std::int64_t blocks = std::max<std::int64_t>(1, blocks_of(p.rows_k, tiling.block_n));
     const Sharing sharing(config, multiprocessors);
-    const std::int64_t shared_tiles = tiles / config.cluster();
-    d.ctas = config.cluster() * (shared_tiles >= most ? as_int(most) : sharing.ctas(shared_tiles * blocks));
+    const std::int64_t shared_tiles = tiles / ctas_of_share;
+    if (config.cluster() > ctas_of_share) {  // clusters may take whole tiles
+      d.ctas *= config.cluster();
+      d.most_ctas = d.ctas;
+      const int bytes_of_key = 2 * (tiling.head_dim_qk + tiling.head_dim_v);
+      d.gain = as_int(std::llround(sharing_takes * bytes_together / (tiling.block_n * bytes_of_key)));
+    } else {
+      d.ctas = ctas_of_share * (shared_tiles >= most ? as_int(most) : sharing.ctas(shared_tiles * blocks));
+    }
     d.items = as_int(shared_tiles);
     d.few_ctas = as_int(sharing.few);
     d.least = as_int(sharing.least);
     d.part_outputs = partial_outputs(tiling, d.ctas);
     d.part_sums = partial_sums(tiling, d.ctas);
     d.part_rows = as_int(TileRows(p, tiling).to_merge(p));
-    // Each of them searches for its tile: many tiles have few each.
-    const std::int64_t enough = std::int64_t{8} * multiprocessors;
-    d.split_blocks =
-        as_int(std::clamp<std::int64_t>(enough / std::max<std::int64_t>(tiles, 1), 4, combine_ctas(tiling)));
-    d.split_blocks = std::min(d.split_blocks, std::max(d.part_rows, 1));
-    if (d.ctas > config.cluster()) d.combine_ctas = tiles * d.split_blocks + 1;
+    if constexpr (requires { Config::merges_parts; }) {
+      d.part_sums += partial_results(d.ctas);  // a flag each
+    } else {
+      // Each CTA of `combine` searches for its tile: many tiles have few each.
+      const std::int64_t enough = std::int64_t{8} * multiprocessors;
+      d.split_blocks = as_int(
+          std::clamp<std::int64_t>(enough / std::max<std::int64_t>(tiles, 1), 4, combine_ctas(tiling)));
+      d.split_blocks = std::min(d.split_blocks, std::max(d.part_rows, 1));
+      if (d.ctas > ctas_of_share) d.combine_ctas = tiles * d.split_blocks + 1;
+    }
   }
   // Sequences that overlap make the line longer than it can be otherwise: those launched share it even so.
-  d.most_ctas = std::min(d.most_ctas, d.ctas / config.cluster());
+  d.most_ctas = std::min(d.most_ctas, d.ctas / ctas_of_share);
   d.few_ctas = std::min(d.few_ctas, d.most_ctas);
   return d;
 }

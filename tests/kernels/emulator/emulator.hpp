@@ -180,6 +180,8 @@ void semaphore_wait(const std::uint32_t* p, std::uint32_t value);
 /// For kernels that another launch, on another thread of the host, goes on beside: throws after ten minutes.
 void semaphore_wait_long(const std::uint32_t* p, std::uint32_t value);
 void semaphore_increment(std::uint32_t* p);
+void flag_raise(unsigned long long* p, unsigned long long raised);
+void flag_take(unsigned long long* p, unsigned long long raised);
 
 template <typename T>
 T load_shared(const T* p) {

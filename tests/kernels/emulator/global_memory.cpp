@@ -111,6 +111,27 @@ void semaphore_increment(std::uint32_t* p) {
   std::atomic_ref(*p).fetch_add(1, std::memory_order_release);
 }
 
+void flag_raise(unsigned long long* p, unsigned long long raised) {
+  check_global(p, sizeof(*p), true);
+  const std::atomic_ref flag(*p);
+  if (flag.load(std::memory_order_relaxed) == raised)
+    Block::current().fail("raises a flag that nobody has lowered");
+  flag.store(raised, std::memory_order_release);
+}
+
+void flag_take(unsigned long long* p, unsigned long long raised) {
+  check_global(p, sizeof(*p), true);
+  constexpr int patience = 1 << 20;
+  const std::atomic_ref flag(*p);
+  for (int i = 0; flag.load(std::memory_order_acquire) != raised; ++i) {
+    if (i == patience) Block::current().fail("deadlock: waits for a flag that is not raised");
+    std::this_thread::yield();
+    Block::current().yield();
+  }
+  Block::current().order_after_others();
+  flag.store(0, std::memory_order_relaxed);
+}
+
 void wait_for_previous_grid() {
   Block::current().self().previous_grid_ended = true;
 }

@@ -8,7 +8,7 @@ namespace tandem::kernel_tests {
 
 template <auto config>
 constexpr auto combine_of() -> void (*)(ForwardParams) {
-  if constexpr (config.schedule.split) return &tandem::combine<combine_config(config)>;
+  if constexpr (has_combine<config>) return &tandem::combine<combine_config(config)>;
   return nullptr;
 }
 

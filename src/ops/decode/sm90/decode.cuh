@@ -10,6 +10,7 @@
 #pragma once
 
 #include "ops/decode/sm90/decode_epilogue.cuh"
+#include "ops/decode/sm90/decode_merge.cuh"
 
 namespace tandem {
 

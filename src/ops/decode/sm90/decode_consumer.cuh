@@ -18,6 +18,18 @@ namespace tandem {
 
 // ---- Shared storage ----
 
+/// The tile in parts that ends in the CTA's share, if there is one: it is merged behind all others.
+template <bool used>
+struct EndingTile {
+  tile::TileIndex index;
+  int parts;
+  TANDEM_DEVICE void init() { ptx::store_shared(&parts, 0); }
+};
+template <>
+struct EndingTile<false> {
+  TANDEM_DEVICE void init() {}
+};
+
 template <DecodeConfig C>
 struct DecodeShared {
   ForwardShared<C> in;
@@ -26,10 +38,12 @@ struct DecodeShared {
     float out[decode_warps][decode_rows][decode_row_floats(C)];
     float reference[decode_warps][decode_rows];
     float sum[decode_warps][decode_rows];
+    [[no_unique_address]] EndingTile<C.schedule.split> ending;
     [[no_unique_address]] ClusterParts<C> parts;
   } exchange;
 
   TANDEM_DEVICE void init() {
+    exchange.ending.init();
     exchange.parts.init();
     in.init();
   }
@@ -53,7 +67,6 @@ struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row
   static constexpr int scores = keys / 2;
   static constexpr int outputs = C.tiling.head_dim_v / 2;
   static constexpr int threads = decode_warps * warp_size;
-  static constexpr int exchanged = decode_columns(C);  ///< columns of O, at a time
   static_assert(keys % 16 == 0 && (keys == 16 || !C.row_scales));
 
   const ForwardKernelParams<C>& p;
@@ -79,7 +92,16 @@ struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row
 
   TANDEM_DEVICE void run() {
     tile::QueryTile t;
-    while (tiles.template next<false>(t, lane == 0)) compute(t);
+    while (tiles.template next<false>(t, lane == 0)) {
+      if constexpr (C.schedule.split) {
+        if (t.parts > 0 && warp == 0 && lane == 0) {
+          ptx::store_shared(&shared.exchange.ending.index, t.index);
+          ptx::store_shared(&shared.exchange.ending.parts, t.parts);
+        }
+      }
+      compute(t);
+    }
+    if constexpr (C.schedule.split) merge_parts();
     cluster.meet();
   }
   TANDEM_DEVICE void compute(const tile::QueryTile& t);
@@ -87,12 +109,19 @@ struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row
                           tile::OnlineSoftmax& softmax);
   TANDEM_DEVICE void add_values(int row, const u32 (&a)[4], float scale, float (&o)[outputs]);
   TANDEM_DEVICE void store(const tile::QueryTile& t, float (&o)[outputs], const tile::OnlineSoftmax& softmax);
+  TANDEM_DEVICE void store_alone(const tile::QueryTile& t, const float (&o)[outputs],
+                                 const float (&weight)[2], float value_scale);
+  TANDEM_DEVICE void raise_flag(int part);
+  TANDEM_DEVICE void merge_parts();
+  TANDEM_DEVICE void merge_row(const tile::TileIndex& t, int row, int first, int count);
   TANDEM_DEVICE void store_in_cluster(const tile::QueryTile& t, const float (&o)[outputs],
                                       const float (&weight)[2], float value_scale);
   TANDEM_DEVICE void exchange_sums(const tile::OnlineSoftmax& softmax);
   TANDEM_DEVICE float finish_row(const tile::QueryTile& t, const tile::TileRow& at, int row, tile::RowSum own,
                                  bool writes);
-  TANDEM_DEVICE void exchange_columns(int begin, const float (&o)[outputs], const float (&weight)[2]);
+  template <int count>
+  TANDEM_DEVICE void exchange_columns(int begin, const float (&o)[outputs], const float (&weight)[2],
+                                      int rows);
   TANDEM_DEVICE void store_columns(const tile::QueryTile& t, const tile::TileRow& at, int row, int col,
                                    const ptx::Float2& sum);
   /// The largest of the warps' references of a row.
@@ -126,6 +155,16 @@ struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row
   TANDEM_DEVICE void load_row_scales(const tile::QueryTile& t, int block) {
     const int key = block * C.tiling.block_n + warp * keys + lane % 16;
     this->next_scale = tile::row_scale<C.keys>(lane < 16 ? p.k_row_scale : p.v_row_scale, p, t.index, key);
+  }
+
+  /// The i-th partial result of a tile that begins in the share of CTA `first`.
+  static TANDEM_DEVICE int part_of(int first, int i) {
+    return i == 0 ? tile::part_of_head(static_cast<u32>(first))
+                  : tile::part_of_tail(static_cast<u32>(first + i));
+  }
+  /// The flag of a partial result, behind the sums of all of them: up when it has been written.
+  [[nodiscard]] TANDEM_DEVICE u64* flag_of(int part) const {
+    return reinterpret_cast<u64*>(p.part_sums + partial_sums(C.tiling, p.split_ctas)) + part;
   }
 
   /// Gives a buffer back, of which all lanes have read.

@@ -22,16 +22,26 @@ TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, float (&o)
   if constexpr (C.has_byte_keys()) {
     if (t.blocks.first < t.blocks.end) value_scale = tile::scale_of(p.v_scale, p, t.index);
   }
-  if constexpr (C.cluster() > 1) return store_in_cluster(t, o, weight, value_scale);
+  if constexpr (C.cluster() > 1) {
+    if (!C.schedule.split || t.part == tile::tile_of_cluster)
+      return store_in_cluster(t, o, weight, value_scale);
+  }
+  if constexpr (C.cluster() == 1 || C.schedule.split) store_alone(t, o, weight, value_scale);
+}
+
+/// The epilogue of a tile, or a part of one, that this CTA has alone.
+template <DecodeConfig C>
+TANDEM_DEVICE void DecodeConsumer<C>::store_alone(const tile::QueryTile& t, const float (&o)[outputs],
+                                                  const float (&weight)[2], float value_scale) {
   const int row = (warp * warp_size + lane) / 8;
   const int col = lane % 8 * 2;
   const tile::TileRow at = tile::row_of<C.tiling>(p, t.index, row);
   const float factor = finish_row(t, at, row, sum_of(row), lane % 8 == 0);
   const bool empty = factor == 0.0F;  // rows without a result may hold NaN
 #pragma unroll
-  for (int begin = 0; begin < C.tiling.head_dim_v; begin += exchanged) {
+  for (int begin = 0; begin < C.tiling.head_dim_v; begin += decode_columns_alone) {
     if (begin > 0) ptx::named_barrier_sync(tile::barrier_consumers, threads);  // the last columns are read
-    exchange_columns(begin, o, weight);
+    exchange_columns<decode_columns_alone>(begin, o, weight, decode_rows);
     ptx::named_barrier_sync(tile::barrier_consumers, threads);
     ptx::Float2 sum{0.0F, 0.0F};
 #pragma unroll
@@ -45,6 +55,14 @@ TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, float (&o)
     store_columns(t, at, row, begin + col, sum);
   }
   // The next tile's first exchange is of references, which all have read before the barrier above.
+  if (C.schedule.split && t.part >= 0) raise_flag(t.part);
+}
+
+/// Says that a partial result is there.
+template <DecodeConfig C>
+TANDEM_DEVICE void DecodeConsumer<C>::raise_flag(int part) {
+  ptx::named_barrier_sync(tile::barrier_consumers, threads);  // all have written theirs
+  if (warp == 0 && lane == 0) ptx::flag_raise(flag_of(part));
 }
 
 /// Tells the other warps each row's reference and sum, and waits for theirs.
@@ -68,7 +86,7 @@ TANDEM_DEVICE float DecodeConsumer<C>::finish_row(const tile::QueryTile& t, cons
   const bool used = at.query < t.index.seqlen_q;
   if (used && own.reference == -ptx::infinity() && own.sum == 0.0F && t.visible.sees_key(at.query))
     own.sum = -1.0F;  // as OnlineSoftmax::set_infinite has it
-  if (C.schedule.split && t.part != tile::whole_tile) {
+  if (C.schedule.split && t.part >= 0) {
     if (used && writes)
       ptx::store_global<PartSum>(p.part_sums + static_cast<i64>(t.part) * decode_rows + row, own);
     return !used || own.has_seen_nothing() ? 0.0F : 1.0F;
@@ -89,6 +107,7 @@ template <DecodeConfig C>
 TANDEM_DEVICE void DecodeConsumer<C>::store_in_cluster(const tile::QueryTile& t, const float (&o)[outputs],
                                                        const float (&weight)[2], float value_scale) {
   using Parts = ClusterParts<C>;
+  constexpr int exchanged = decode_columns(C);  // at a time
   const int thread = warp * warp_size + lane;
   const int rows = p.part_rows;
   cluster.meet();
@@ -102,7 +121,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::store_in_cluster(const tile::QueryTile& t,
 #pragma unroll
   for (int begin = 0; begin < C.tiling.head_dim_v; begin += exchanged) {
     if (begin > 0) ptx::named_barrier_sync(tile::barrier_consumers, threads);  // the last columns are read
-    exchange_columns(begin, o, weight);
+    exchange_columns<exchanged>(begin, o, weight, rows);
     ptx::named_barrier_sync(tile::barrier_consumers, threads);
     constexpr int of_row = exchanged / 4;
     const int col = thread % of_row * 4;
@@ -136,15 +155,16 @@ TANDEM_DEVICE void DecodeConsumer<C>::store_in_cluster(const tile::QueryTile& t,
   cluster.at.advance();
 }
 
-/// Columns [begin, begin + exchanged) of the warp's O, relative to the rows' common references. In clusters
-/// no row is sent that is none.
+/// Columns [begin, begin + count) of the warp's first `rows` rows of O, relative to the rows' common
+/// references.
 template <DecodeConfig C>
+template <int count>
 TANDEM_DEVICE void DecodeConsumer<C>::exchange_columns(int begin, const float (&o)[outputs],
-                                                       const float (&weight)[2]) {
+                                                       const float (&weight)[2], int rows) {
 #pragma unroll
-  for (int i = begin / 2; i < (begin + exchanged) / 2; i += 2) {
+  for (int i = begin / 2; i < (begin + count) / 2; i += 2) {
     const int h = i / 2 % 2;
-    if (C.cluster() > 1 && position.row(h) >= p.part_rows) continue;
+    if (position.row(h) >= rows) continue;
     float* const to =
         &shared.exchange.out[warp][position.row(h)][Operands::output_col(position, i / 4) - begin];
     // A row of which this warp has seen no key has an O of 0, whatever a NaN in V has made of it.
@@ -157,7 +177,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::exchange_columns(int begin, const float (&
 template <DecodeConfig C>
 TANDEM_DEVICE void DecodeConsumer<C>::store_columns(const tile::QueryTile& t, const tile::TileRow& at,
                                                     int row, int col, const ptx::Float2& sum) {
-  if (C.schedule.split && t.part != tile::whole_tile) {
+  if (C.schedule.split && t.part >= 0) {
     if (at.query >= t.index.seqlen_q) return;
     const i64 part_row = static_cast<i64>(t.part) * decode_rows + row;
     ptx::store_global(reinterpret_cast<ptx::Float2*>(p.part_out + part_row * C.tiling.head_dim_v + col), sum);

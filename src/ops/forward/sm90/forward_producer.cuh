@@ -317,7 +317,7 @@ TANDEM_DEVICE void begin_forward(const ForwardParams& p, Shared& shared, Forward
   } else {
     ptx::sync_blocks<C.cluster()>();
   }
-  if constexpr (C.schedule.split) ptx::launch_next_grid();
+  if constexpr (has_combine<C>) ptx::launch_next_grid();
 }
 
 /// Replaces the loader of a consumer if there is a producer warp.

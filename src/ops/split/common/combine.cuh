@@ -7,39 +7,11 @@
 #include "ops/split/config.hpp"
 #include "ptx/barrier.cuh"
 #include "tile/mask.cuh"
+#include "tile/merged_row.cuh"
 #include "tile/output.cuh"
 #include "tile/split.cuh"
 
 namespace tandem {
-
-/// Writes a row, of which each lane has four columns of every 128.
-template <Tiling T, int vectors>
-TANDEM_DEVICE void store_combined(tile::Output<T>& output, const tile::TileIndex& t, const tile::TileRow& row,
-                                  const ptx::Float4 (&sum)[vectors], float factor, float lse) {
-  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-  if (lane == 0) output.store_lse(t, row.query, row.head, lse);
-  auto* const out = output.out_row(t, row.query, row.head);
-#pragma unroll
-  for (int v = 0; v < vectors; ++v) {
-    const int col = v * 128 + lane * 4;
-    if constexpr (T.f32_out) {
-      const float each[4] = {sum[v].x, sum[v].y, sum[v].z, sum[v].w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (col + i < output.p.head_dim_v) ptx::store_global(out + col + i, each[i] * factor);
-      }
-    } else {
-      const u32 words[2] = {tile::pack<T.element>(sum[v].x * factor, sum[v].y * factor),
-                            tile::pack<T.element>(sum[v].z * factor, sum[v].w * factor)};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (col + i < output.p.head_dim_v) {
-          ptx::store_global(out + col + i, static_cast<u16>(words[i / 2] >> (16 * (i % 2))));
-        }
-      }
-    }
-  }
-}
 
 /// What the threads of a CTA exchange: the weight of each partial result, and O of each group of threads.
 template <CombineConfig C>
@@ -249,7 +221,7 @@ TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileInde
   const float lse = all.merge.finish(has_sink, sink * tile::log2_e, factor);
   if (factor == 0.0F) all.clear();
   tile::Output<C.tiling> output{{}, p, 0, 0};
-  store_combined<C.tiling>(output, t, own, all.sum, factor, lse);
+  tile::store_merged_row<C.tiling>(output, t, own, all.sum, factor, lse);
 }
 
 /// Merges a row of a tile of such a call, whose parts are items [start, start + cost) of the line. False if
