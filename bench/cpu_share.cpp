@@ -28,6 +28,7 @@ using tandem::DType;
 struct Shape {
   bool backward = false;
   DType dtype = DType::f32;
+  tandem::Precision precision = tandem::Precision::exact;
   bool causal = false;
   std::int64_t batch = 1, heads = 1, heads_kv = 1, seqlen_q = 1024, seqlen_k = 1024;
   std::int64_t head_dim = 128, head_dim_v = 128;
@@ -140,6 +141,7 @@ Measured measure(const Shape& s, Tile tile, double seconds) {
   args.lse = {lse.data(), DType::f32, {s.batch, s.heads, s.seqlen_q}};
   args.options.causal = s.causal;
   args.options.window_left = s.window;
+  args.options.precision = s.precision;
   if (!s.backward) return measure(s, make_problem(args), tile, seconds);
 
   forward(args, {.threads = 1});
@@ -166,6 +168,10 @@ int main(int argc, char** argv) {
   std::vector<DType> dtypes{DType::f32, DType::bf16};
   const std::map<std::string, DType> dtype_names{
       {"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16}, {"e4m3", DType::e4m3}};
+  std::vector<tandem::Precision> precisions{tandem::Precision::exact};
+  const std::map<std::string, tandem::Precision> precision_names{{"exact", tandem::Precision::exact},
+                                                                 {"fp8", tandem::Precision::fp8},
+                                                                 {"int8", tandem::Precision::int8}};
   std::vector<std::int64_t> seqlens{1024, 2048, 4096}, head_dims{128};
   Shape s;
   Tile tile;
@@ -175,6 +181,8 @@ int main(int argc, char** argv) {
   CLI::App app{"One core's share of its arithmetic peak"};
   app.add_option("--pass", passes)->check(CLI::IsMember({"forward", "backward"}))->capture_default_str();
   app.add_option("--dtype", dtypes, "default: f32 bf16")->transform(CLI::CheckedTransformer(dtype_names));
+  app.add_option("--precision", precisions, "of forward, with f16 and bf16 (default: exact)")
+      ->transform(CLI::CheckedTransformer(precision_names));
   app.add_option("--mask", masks)->check(CLI::IsMember({"full", "causal"}))->capture_default_str();
   app.add_option("--seqlen", seqlens, "queries")->capture_default_str();
   app.add_option("--head-dim", head_dims)->capture_default_str();
@@ -196,22 +204,26 @@ int main(int argc, char** argv) {
   s.heads_kv = heads_kv == 0 ? s.heads : heads_kv;
 
   std::vector<Shape> shapes;
-  for (const std::string& pass : passes) {
-    for (const DType dtype : dtypes) {
-      for (const std::int64_t head_dim : head_dims) {
-        for (const std::string& mask : masks) {
-          for (const std::int64_t seqlen : seqlens) {
-            Shape& cell = shapes.emplace_back(s);
-            cell.backward = pass == "backward";
-            cell.dtype = dtype;
-            cell.causal = mask == "causal";
-            cell.seqlen_q = seqlen;
-            cell.seqlen_k = seqlen_k == 0 ? seqlen : seqlen_k;
-            cell.head_dim = head_dim;
-            cell.head_dim_v = head_dim_v == 0 ? head_dim : head_dim_v;
-          }
+  const auto add_cells = [&](const std::string& pass, DType dtype, tandem::Precision precision) {
+    for (const std::int64_t head_dim : head_dims) {
+      for (const std::string& mask : masks) {
+        for (const std::int64_t seqlen : seqlens) {
+          Shape& cell = shapes.emplace_back(s);
+          cell.backward = pass == "backward";
+          cell.dtype = dtype;
+          cell.precision = precision;
+          cell.causal = mask == "causal";
+          cell.seqlen_q = seqlen;
+          cell.seqlen_k = seqlen_k == 0 ? seqlen : seqlen_k;
+          cell.head_dim = head_dim;
+          cell.head_dim_v = head_dim_v == 0 ? head_dim : head_dim_v;
         }
       }
+    }
+  };
+  for (const std::string& pass : passes) {
+    for (const DType dtype : dtypes) {
+      for (const tandem::Precision precision : precisions) add_cells(pass, dtype, precision);
     }
   }
   std::vector<Measured> best(shapes.size());
@@ -221,16 +233,18 @@ int main(int argc, char** argv) {
     }
   }
 
-  fmt::print("| pass | dtype | d | mask | seqlen | ms | GFLOP/s | peak | share | tile | target | runs |\n");
-  fmt::print("|---|---|--:|---|--:|--:|--:|--:|--:|---|---|--:|\n");
+  fmt::print(
+      "| pass | dtype | precision | d | mask | seqlen | ms | GFLOP/s | peak | share | tile | target | runs "
+      "|\n");
+  fmt::print("|---|---|---|--:|---|--:|--:|--:|--:|--:|---|---|--:|\n");
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     const Shape& cell = shapes[i];
     const Measured& m = best[i];
-    fmt::print("| {} | {} | {} | {} | {} | {:.3f} | {:.1f} | {:.1f} | {:.1f} % | {} x {} | {} | {} |\n",
-               cell.backward ? "backward" : "forward", name_of(cell.dtype), cell.head_dim,
-               cell.causal ? "causal" : "full", cell.seqlen_q, m.seconds * 1e3, m.gflops, m.peak,
-               100.0 * m.gflops / m.peak, m.config.block_q, m.config.block_k, name_of(m.config.target),
-               m.runs);
+    fmt::print("| {} | {} | {} | {} | {} | {} | {:.3f} | {:.1f} | {:.1f} | {:.1f} % | {} x {} | {} | {} |\n",
+               cell.backward ? "backward" : "forward", name_of(cell.dtype), name_of(cell.precision),
+               cell.head_dim, cell.causal ? "causal" : "full", cell.seqlen_q, m.seconds * 1e3, m.gflops,
+               m.peak, 100.0 * m.gflops / m.peak, m.config.block_q, m.config.block_k,
+               name_of(m.config.target), m.runs);
   }
   return 0;
 }
