@@ -55,34 +55,43 @@ constexpr void (*dot_or_null)(const float*, const float*, float*) = nullptr;
 #endif
 
 #if defined(TANDEM_MATRIX_UNIT)
-void multiply_tiles(const bf16* a, const bf16* b, float* c) {
+template <TileOperands operands, typename A, typename B, typename C>
+void multiply(const A* a, const B* b, C* c) {
   const MatrixUnit in_use;
   load_tile<0>(c, 64);
   load_tile<4>(a, 64);
   load_tile<7>(b, 64);
-  multiply_tiles_bf16<0, 4, 7>();
+  multiply_tiles<operands, 0, 4, 7>();
   store_tile<0>(c, 64);
 }
-constexpr auto tiles_or_null = &multiply_tiles;
+constexpr bool has_tiles = true;
 #else
-constexpr void (*tiles_or_null)(const bf16*, const bf16*, float*) = nullptr;
+enum class TileOperands { bf16, s8, s8_u8 };
+template <TileOperands operands, typename A, typename B, typename C>
+void multiply(const A*, const B*, C*) {}
+constexpr bool has_tiles = false;
 #endif
 
 }  // namespace
 
 extern const SimdProbe probe;
-const SimdProbe probe{.target = Target::TANDEM_TARGET,
-                      .lanes = vec_lanes,
-                      .exp2 = map_exp2,
-                      .linear_exp2 = map_linear_exp2,
-                      .tanh = map_tanh,
-                      .widen_f16 = convert<f16, float>,
-                      .widen_bf16 = convert<bf16, float>,
-                      .widen_e4m3 = convert<e4m3, float>,
-                      .narrow_f16 = convert<float, f16>,
-                      .narrow_bf16 = convert<float, bf16>,
-                      .transpose = transpose_rows,
-                      .dot_bf16 = dot_or_null,
-                      .multiply_tiles = tiles_or_null};
+const SimdProbe probe{
+    .target = Target::TANDEM_TARGET,
+    .lanes = vec_lanes,
+    .exp2 = map_exp2,
+    .linear_exp2 = map_linear_exp2,
+    .tanh = map_tanh,
+    .widen_f16 = convert<f16, float>,
+    .widen_bf16 = convert<bf16, float>,
+    .widen_e4m3 = convert<e4m3, float>,
+    .narrow_f16 = convert<float, f16>,
+    .narrow_bf16 = convert<float, bf16>,
+    .transpose = transpose_rows,
+    .dot_bf16 = dot_or_null,
+    .multiply_tiles = has_tiles ? multiply<TileOperands::bf16, bf16, bf16, float> : nullptr,
+    .multiply_tiles_s8 =
+        has_tiles ? multiply<TileOperands::s8, std::int8_t, std::int8_t, std::int32_t> : nullptr,
+    .multiply_tiles_s8_u8 =
+        has_tiles ? multiply<TileOperands::s8_u8, std::int8_t, std::uint8_t, std::int32_t> : nullptr};
 
 }  // namespace tandem::cpu::TANDEM_TARGET

@@ -278,6 +278,35 @@ TEST_P(Simd, a_product_of_tiles_adds_up_in_the_units_order) {
   }
 }
 
+/// Whole numbers of all values, the extremes in every place.
+template <typename B, typename Multiply>
+void expect_exact_sums(Multiply multiply) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 50; ++round) {
+    std::array<std::int8_t, 1024> a{};
+    std::array<B, 1024> b{};
+    std::array<std::int32_t, 256> c{};
+    const bool extreme = round == 0;
+    for (auto& x : a) x = extreme ? std::int8_t{-128} : static_cast<std::int8_t>(random());
+    for (auto& x : b) x = extreme ? std::numeric_limits<B>::max() : static_cast<B>(random());
+    for (auto& x : c) x = static_cast<std::int32_t>(random() % 2000000) - 1000000;
+    std::array<std::int32_t, 256> expected = c;
+    for (int m = 0; m < 16; ++m) {
+      for (int n = 0; n < 16; ++n) {
+        for (int k = 0; k < 64; ++k) expected[m * 16 + n] += a[m * 64 + k] * b[k / 4 * 64 + n * 4 + k % 4];
+      }
+    }
+    multiply(a.data(), b.data(), c.data());
+    EXPECT_EQ(c, expected) << "round " << round;
+  }
+}
+
+TEST_P(Simd, a_product_of_tiles_of_bytes_is_exact) {
+  if (probe().multiply_tiles == nullptr) GTEST_SKIP() << name_of(probe().target) << " has no matrix unit";
+  expect_exact_sums<std::int8_t>(probe().multiply_tiles_s8);
+  expect_exact_sums<std::uint8_t>(probe().multiply_tiles_s8_u8);
+}
+
 INSTANTIATE_TEST_SUITE_P(targets, Simd, testing::ValuesIn(built_probes()),
                          [](const auto& instance) { return name_of(instance.param->target); });
 

@@ -2,10 +2,11 @@
 //
 //   C (16 x 16 f32) += A (16 x 32 bf16) B (32 x 16 bf16)     B holds rows 2i and 2i + 1 as pairs, in its row
 //   i
+//   C (16 x 16 s32) += A (16 x 64 s8) B (64 x 16 8 bits)     B holds rows 4i to 4i + 3 side by side
 //
 // A product takes 16 cycles beside whatever the vector unit does. The target amx_emulated has plain code in
 // place of the instructions, with the same sums in the same order, so that tests of the kernels run on every
-// machine. Source: Intel's Software Developer's Manual, TDPBF16PS.
+// machine. Source: Intel's Software Developer's Manual, TDPBF16PS, TDPBSSD and TDPBSUD.
 #pragma once
 
 #include "cpu/simd/vec.hpp"
@@ -91,6 +92,33 @@ TANDEM_INLINE void multiply_tiles_bf16() {
   _mm_setcsr(kept);
 }
 
+/// Whole numbers, whose sums are exact. `B`: std::int8_t or std::uint8_t.
+template <typename B>
+[[gnu::noinline]] void multiply_bytes_emulated(std::int32_t* c, const std::int8_t* a, const B* b) {
+  for (int m = 0; m < 16; ++m) {
+    for (int k = 0; k < 16; ++k) {
+      for (int n = 0; n < 16; ++n) {
+        std::int32_t sum = 0;
+        for (int i = 0; i < 4; ++i) sum += a[(m * 16 + k) * 4 + i] * b[(k * 16 + n) * 4 + i];
+        c[m * 16 + n] += sum;
+      }
+    }
+  }
+}
+
+template <int c, int a, int b>
+TANDEM_INLINE void multiply_tiles_s8() {
+  multiply_bytes_emulated(reinterpret_cast<std::int32_t*>(tile_file.bytes[c]),
+                          reinterpret_cast<const std::int8_t*>(tile_file.bytes[a]),
+                          reinterpret_cast<const std::int8_t*>(tile_file.bytes[b]));
+}
+
+template <int c, int a, int b>
+TANDEM_INLINE void multiply_tiles_s8_u8() {
+  multiply_bytes_emulated(reinterpret_cast<std::int32_t*>(tile_file.bytes[c]),
+                          reinterpret_cast<const std::int8_t*>(tile_file.bytes[a]), tile_file.bytes[b]);
+}
+
 #else
 
 /// What LDTILECFG reads.
@@ -135,7 +163,28 @@ TANDEM_INLINE void multiply_tiles_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
 }
 
+template <int c, int a, int b>
+TANDEM_INLINE void multiply_tiles_s8() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
+}
+
+/// A is signed, B is not.
+template <int c, int a, int b>
+TANDEM_INLINE void multiply_tiles_s8_u8() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
+}
+
 #endif
+
+/// What the words of A and B are.
+enum class TileOperands { bf16, s8, s8_u8 };
+
+template <TileOperands operands, int c, int a, int b>
+TANDEM_INLINE void multiply_tiles() {
+  if constexpr (operands == TileOperands::bf16) multiply_tiles_bf16<c, a, b>();
+  if constexpr (operands == TileOperands::s8) multiply_tiles_s8<c, a, b>();
+  if constexpr (operands == TileOperands::s8_u8) multiply_tiles_s8_u8<c, a, b>();
+}
 
 /// C is tiles 0 to 3: 32 rows, and 16 or 32 columns. Strides are in words, from row to row.
 template <int columns>
@@ -177,7 +226,7 @@ struct TileRows {
 };
 
 /// C += A B over `steps` tiles of depth.
-template <int columns>
+template <int columns, TileOperands operands = TileOperands::bf16>
 TANDEM_INLINE void add_products_of_tiles(const TileRows& a, const void* b, std::int64_t b_stride,
                                          std::int64_t steps) {
   const auto* of_a = static_cast<const std::uint32_t*>(a.tiles);
@@ -185,13 +234,13 @@ TANDEM_INLINE void add_products_of_tiles(const TileRows& a, const void* b, std::
   for (std::int64_t i = 0; i < steps; ++i, of_a += a.step, of_b += 16 * b_stride) {
     load_tile<4>(of_a, a.stride * 4);
     load_tile<6>(of_b, b_stride * 4);
-    multiply_tiles_bf16<0, 4, 6>();
+    multiply_tiles<operands, 0, 4, 6>();
     load_tile<5>(of_a + a.below, a.stride * 4);
-    multiply_tiles_bf16<1, 5, 6>();
+    multiply_tiles<operands, 1, 5, 6>();
     if constexpr (columns == 32) {
       load_tile<7>(of_b + 16, b_stride * 4);
-      multiply_tiles_bf16<2, 4, 7>();
-      multiply_tiles_bf16<3, 5, 7>();
+      multiply_tiles<operands, 2, 4, 7>();
+      multiply_tiles<operands, 3, 5, 7>();
     }
   }
 }
