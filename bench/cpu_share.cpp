@@ -161,6 +161,22 @@ Measured measure(const Shape& s, Tile tile, double seconds) {
   return measure(s, make_problem(gradients), tile, seconds);
 }
 
+void print(const std::vector<Shape>& shapes, const std::vector<Measured>& best) {
+  fmt::print(
+      "| pass | dtype | precision | d | mask | seqlen | ms | GFLOP/s | peak | share | tile | target | runs "
+      "|\n");
+  fmt::print("|---|---|---|--:|---|--:|--:|--:|--:|--:|---|---|--:|\n");
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const Shape& cell = shapes[i];
+    const Measured& m = best[i];
+    fmt::print("| {} | {} | {} | {} | {} | {} | {:.3f} | {:.1f} | {:.1f} | {:.1f} % | {} x {} | {} | {} |\n",
+               cell.backward ? "backward" : "forward", name_of(cell.dtype), name_of(cell.precision),
+               cell.head_dim, cell.causal ? "causal" : "full", cell.seqlen_q, m.seconds * 1e3, m.gflops,
+               m.peak, 100.0 * m.gflops / m.peak, m.config.block_q, m.config.block_k,
+               name_of(m.config.target), m.runs);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -232,19 +248,6 @@ int main(int argc, char** argv) {
       best[i] = better(best[i], measure(shapes[i], tile, seconds / rounds));
     }
   }
-
-  fmt::print(
-      "| pass | dtype | precision | d | mask | seqlen | ms | GFLOP/s | peak | share | tile | target | runs "
-      "|\n");
-  fmt::print("|---|---|---|--:|---|--:|--:|--:|--:|--:|---|---|--:|\n");
-  for (std::size_t i = 0; i < shapes.size(); ++i) {
-    const Shape& cell = shapes[i];
-    const Measured& m = best[i];
-    fmt::print("| {} | {} | {} | {} | {} | {} | {:.3f} | {:.1f} | {:.1f} | {:.1f} % | {} x {} | {} | {} |\n",
-               cell.backward ? "backward" : "forward", name_of(cell.dtype), name_of(cell.precision),
-               cell.head_dim, cell.causal ? "causal" : "full", cell.seqlen_q, m.seconds * 1e3, m.gflops,
-               m.peak, 100.0 * m.gflops / m.peak, m.config.block_q, m.config.block_k,
-               name_of(m.config.target), m.runs);
-  }
+  print(shapes, best);
   return 0;
 }
