@@ -36,9 +36,10 @@ void round_to_eight_bit(const float* from, int count, float scale, void* to) {
 template <OperandType type>
 float round_by_row(const float* from, int count, void* to) {
   auto* const out = static_cast<std::uint8_t*>(to);
-  const Scale scale = scale_for(largest_of(from, count), limit_of(type));
+  const Magnitudes of_row = magnitudes_of(from, count);
+  const Scale scale = scale_for(of_row.largest, limit_of(type));
   for (int c = 0; c < count; ++c) out[c] = eight_bit_of<type>(from[c], scale.inverse);
-  return stored_scale<type>(scale.scale, all_finite(from, count));
+  return stored_scale<type>(scale.scale, of_row.finite);
 }
 
 void narrow(const float* from, int count, float scale, DType dtype, void* to) {

@@ -22,20 +22,39 @@ TANDEM_INLINE float finite_magnitude(float x) {
   return is_finite(x) ? __builtin_fabsf(x) : 0.0F;
 }
 
-TANDEM_INLINE bool all_finite(const float* x, std::int64_t count) {
-  bool finite = true;
-  for (std::int64_t i = 0; i < count; ++i) finite = finite && is_finite(x[i]);
-  return finite;
-}
-
-/// The largest magnitude of those that are finite.
-TANDEM_INLINE float largest_of(const float* x, std::int64_t count) {
+/// What the largest magnitude of some numbers is, of those that are finite, and whether all are.
+struct Magnitudes {
   float largest = 0.0F;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const float magnitude = finite_magnitude(x[i]);
-    largest = magnitude > largest ? magnitude : largest;
+  bool finite = true;
+};
+
+/// Magnitudes are in the order of their bits, and infinities and NaN behind all others.
+static inline Magnitudes magnitudes_of(const float* x, std::int64_t count) {
+  const auto magnitude = hn::Set(u32_lanes, 0x7FFFFFFFU);
+  UVec bits[2] = {hn::Zero(u32_lanes), hn::Zero(u32_lanes)};
+  std::int64_t i = 0;
+  for (; i + 2 * vec_lanes <= count; i += 2 * vec_lanes) {
+    for (int n = 0; n < 2; ++n) {
+      bits[n] = hn::Max(bits[n], hn::And(f32_as_bits(load(x + i + n * vec_lanes)), magnitude));
+    }
   }
-  return largest;
+  float largest[vec_lanes];
+  store(bits_as_f32(hn::Max(bits[0], bits[1])), largest);
+  Magnitudes m;
+  for (const float of_lane : largest) {
+    m.largest = of_lane > m.largest ? of_lane : m.largest;
+    m.finite = m.finite && is_finite(of_lane);
+  }
+  for (; i < count; ++i) {
+    m.largest = __builtin_fabsf(x[i]) > m.largest ? __builtin_fabsf(x[i]) : m.largest;
+    m.finite = m.finite && is_finite(x[i]);
+  }
+  if (m.finite) return m;
+  m.largest = 0.0F;
+  for (i = 0; i < count; ++i) {
+    m.largest = finite_magnitude(x[i]) > m.largest ? finite_magnitude(x[i]) : m.largest;
+  }
+  return m;
 }
 
 struct Scale {
@@ -96,6 +115,19 @@ TANDEM_INLINE std::uint8_t eight_bit_of_quotient(float x, float quotient) {
 template <OperandType type>
 TANDEM_INLINE std::uint8_t eight_bit_of(float x, float inverse) {
   return eight_bit_of_quotient<type>(x, x * inverse);
+}
+
+/// s8 codes of finite numbers.
+TANDEM_INLINE void s8_codes_of(const float* x, int count, float inverse, std::uint8_t* out) {
+  const hn::Rebind<std::uint8_t, Lanes> bytes;
+  int c = 0;
+  for (; c + vec_lanes <= count; c += vec_lanes) {
+    const Vec quotient = hn::Mul(load(x + c), broadcast(inverse));
+    const Vec inside = hn::Max(hn::Min(quotient, broadcast(largest_s8)), broadcast(-largest_s8));
+    const Vec whole = hn::Add(inside, broadcast(0x1.8p23F));
+    hn::StoreU(hn::TruncateTo(bytes, f32_as_bits(whole)), bytes, out + c);
+  }
+  for (; c < count; ++c) out[c] = eight_bit_of<OperandType::s8>(x[c], inverse);
 }
 
 }  // namespace tandem::cpu::TANDEM_TARGET
