@@ -67,7 +67,7 @@ std::vector<std::string> cpu_reasons(const Plan& plan, const Execution& executio
   const bool overridden = wish != nullptr && *wish != '\0';
   const std::string why = cpu::why_best_target();
   const std::string best = "the best that this processor and this build have";
-  return {
+  std::vector<std::string> lines{
       "backend cpu: the tensors are on the CPU",
       fmt::format("target {}: {}", cpu::name_of(c.target),
                   overridden    ? "TANDEM_CPU_TARGET asks for it"
@@ -78,6 +78,12 @@ std::vector<std::string> cpu_reasons(const Plan& plan, const Execution& executio
                                         : "OMP_NUM_THREADS, or every core this process may use"),
       fmt::format("block_q {}, block_k {}: the tile one thread works on", c.block_q, c.block_k),
   };
+  if (const auto* eight_bit = std::get_if<cpu::EightBitPlan>(&plan.cpu->pass)) {
+    lines.emplace_back(eight_bit->on_unit
+                           ? "products: of s8 on the matrix unit, added up in 32-bit integers"
+                           : "products: of 8-bit values in f32, with the sums of a matrix unit");
+  }
+  return lines;
 }
 
 }  // namespace

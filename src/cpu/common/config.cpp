@@ -41,7 +41,21 @@ bool takes_tiles(const Problem& problem, Target target) {
   return has_matrix_unit(target) && problem.q.dtype == DType::bf16 && problem.head_dim_qk % 2 == 0;
 }
 
+/// Larger tiles read K and V less often. Of several threads each should have some.
+void grow_tile(Config& config, const Problem& problem, std::int64_t of_head) {
+  const std::int64_t rows = problem.heads_q * problem.rows_q * (problem.packed_q ? 1 : problem.batch);
+  const std::int64_t tiles = config.threads == 1 ? 1 : 4 * static_cast<std::int64_t>(config.threads);
+  while (config.block_q <= 512 && config.block_q < of_head && rows / (2 * config.block_q) >= tiles) {
+    config.block_q *= 2;
+  }
+}
+
 }  // namespace
+
+bool takes_tiles(const Recipe& recipe, Target target) {
+  return has_matrix_unit(target) && recipe.qk == OperandType::s8 && recipe.pv == OperandType::s8 &&
+         recipe.promote_every == 1;
+}
 
 int usable_threads(int wanted) {
   // libgomp ends the process where it cannot start a thread, and more than there are processors gain nothing.
@@ -75,6 +89,7 @@ Config choose(const Problem& problem, int threads) {
   if (problem.precision != Precision::exact) {
     config.recipe = recipe_of(problem);
     config.block_q = config.block_k = quant_block;
+    if (takes_tiles(config.recipe, config.target)) grow_tile(config, problem, problem.rows_q);
     return config;
   }
   const int stripe = kernels(config.target).forward.stripe;
@@ -84,11 +99,7 @@ Config choose(const Problem& problem, int threads) {
     // K and V are brought into tiles once for all rows of a tile: 13 % of the time with 256 rows, 4 % with
     // 1024. O is read and written once a block. A split is whole blocks.
     config.block_k = problem.split_size == 0 ? 256 : 128;
-    const std::int64_t of_head = problem.group() * problem.rows_q;
-    const std::int64_t tiles = config.threads == 1 ? 1 : 4 * static_cast<std::int64_t>(config.threads);
-    while (config.block_q <= 512 && config.block_q < of_head && rows / (2 * config.block_q) >= tiles) {
-      config.block_q *= 2;
-    }
+    grow_tile(config, problem, problem.group() * problem.rows_q);
     return config;
   }
   config.block_k = 128;

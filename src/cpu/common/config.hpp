@@ -20,6 +20,10 @@ struct Config {
 /// use.
 Config choose(const Problem& problem, int threads);
 
+/// Whether a matrix unit computes the products of a recipe: whole numbers, all of which are promoted block by
+/// block.
+bool takes_tiles(const Recipe& recipe, Target target);
+
 /// How many threads a call has that wants so many; 0 means OMP_NUM_THREADS or every core the process may use.
 /// No more than there are cores, or 16 where there are fewer.
 /// 1 in the child of a process that had more: a child has only the thread that forked, and libgomp would wait

@@ -21,27 +21,6 @@ std::int64_t blocks_in(std::int64_t rows) {
   return (rows + quant_block - 1) / quant_block;
 }
 
-EightBitStore store_layout(const Problem& p) {
-  EightBitStore l;
-  const auto take = [&l](std::int64_t bytes) {
-    const std::size_t at = l.bytes;
-    l.bytes += whole_lines(static_cast<std::size_t>(bytes));
-    return at;
-  };
-  const std::int64_t rows = blocks_in(p.rows_k) * quant_block;
-  l.k_quantized = take(rows * p.head_dim_qk);
-  l.v_quantized = take(rows * p.head_dim_v);
-  l.k_scales = take(rows * 4);
-  l.v_scales = take(std::max(rows, blocks_in(p.rows_k) * p.head_dim_v) * 4);
-  l.sums = take(blocks_in(p.rows_k) * p.head_dim_qk * 4);
-  l.mean = take(p.head_dim_qk * 4);
-  return l;
-}
-
-bool needs_maxima(const Recipe& r) {
-  return r.qk_scales <= ScaleGroup::head || r.v_scales <= ScaleGroup::head;
-}
-
 /// One call: what its threads share.
 struct Run {
   const Problem& p;
@@ -49,6 +28,7 @@ struct Run {
   const Recipe& recipe;
   const Kernels& kernels;
   const EightBitStore& layout;
+  int block_q;        ///< queries of a tile
   std::byte* tiles;   ///< a tile's scratch for each thread, and its store where threads take whole heads
   std::byte* shared;  ///< the store of all threads where they do not
   float *q_largest, *k_largest, *v_largest;  ///< by (batch, head); null where no scale needs them
@@ -59,9 +39,11 @@ struct Run {
     return tiles + static_cast<std::size_t>(omp_get_thread_num()) * plan.thread_bytes;
   }
   [[nodiscard]] std::byte* store() const { return shared != nullptr ? shared : scratch() + plan.tile_bytes; }
-  [[nodiscard]] float* rows_scratch() const {
-    return reinterpret_cast<float*>(scratch()) + eight_bit_scratch(p.head_dim_qk, p.head_dim_v).k;
+  [[nodiscard]] EightBitScratch scratch_layout() const {
+    return eight_bit_scratch(p.head_dim_qk, p.head_dim_v, block_q, plan.on_unit);
   }
+  [[nodiscard]] float* floats(std::size_t at) const { return reinterpret_cast<float*>(scratch()) + at; }
+  [[nodiscard]] float* rows_scratch() const { return floats(scratch_layout().k); }
 };
 
 /// One KV head of one sequence.
@@ -163,51 +145,86 @@ struct CallerScales {
   }
 };
 
-/// One block of a quantized tensor, of a KV head, into its store.
+/// One block of a quantized tensor, of a KV head, row after row.
 void copy_block(const Head& h, const Operand& x, const Scales& scales, std::int64_t block, std::int64_t dim,
-                std::uint8_t* quantized, float* stored) {
+                std::uint8_t* to, float* stored) {
   const std::int64_t first = block * quant_block;
   const CallerScales given(scales, h.b, h.kv_head, h.keys(), first);
-  const std::int64_t end = std::min(first + quant_block, h.keys().used);
-  for (std::int64_t i = first; i < end; ++i) {
-    copy_quantized(element<std::uint8_t>(x, h.b, h.keys().begin + i, h.kv_head), h.run.recipe.qk, dim,
-                   given.data[(i - first) * given.stride], quantized + i * dim, stored[i]);
+  const std::int64_t count = std::min<std::int64_t>(quant_block, h.keys().used - first);
+  for (std::int64_t i = 0; i < count; ++i) {
+    copy_quantized(element<std::uint8_t>(x, h.b, h.keys().begin + first + i, h.kv_head), h.run.recipe.qk, dim,
+                   given.data[i * given.stride], to + i * dim, stored[i]);
   }
 }
 
-void quantize_block(const Head& h, std::int64_t block) {
+/// A block's quantized rows on their way into tiles.
+std::uint8_t* rows_of_tiles(const Run& run) {
+  return reinterpret_cast<std::uint8_t*>(run.floats(run.scratch_layout().v));
+}
+
+int rows_of_block(const Head& h, std::int64_t block) {
+  return static_cast<int>(std::min<std::int64_t>(quant_block, h.keys().used - block * quant_block));
+}
+
+void quantize_keys(const Head& h, std::int64_t block) {
   const Run& run = h.run;
-  if (run.stops()) return;
-  if (run.p.quantized_inputs()) {
-    copy_block(h, run.p.k, run.p.k_scale, block, run.p.head_dim_qk,
-               h.at<std::uint8_t>(run.layout.k_quantized), h.at<float>(run.layout.k_scales));
-    copy_block(h, run.p.v, run.p.v_scale, block, run.p.head_dim_v, h.at<std::uint8_t>(run.layout.v_quantized),
-               h.at<float>(run.layout.v_scales));
-    return;
-  }
   const Problem& p = run.p;
   const Recipe& r = run.recipe;
   const std::int64_t first = block * quant_block;
-  run.kernels.quantize.quantize(
-      k_rows(h, block), {.type = r.qk,
-                         .group = r.qk_scales,
-                         .largest = largest_of(run, run.k_largest, r.qk_scales, p.heads_kv, h.b, h.kv_head),
-                         .out = h.at<std::uint8_t>(run.layout.k_quantized) + first * p.head_dim_qk,
-                         .out_stride = p.head_dim_qk,
-                         .scales = h.at<float>(run.layout.k_scales) + first,
-                         .nan_markers = true});
-  const std::int64_t scale = r.v_scales == ScaleGroup::channel ? block * p.head_dim_v : first;
-  run.kernels.quantize.quantize(
-      v_rows(h, block), {.type = r.pv,
-                         .group = r.v_scales,
-                         .largest = largest_of(run, run.v_largest, r.v_scales, p.heads_kv, h.b, h.kv_head),
-                         .out = h.at<std::uint8_t>(run.layout.v_quantized) + first * p.head_dim_v,
-                         .out_stride = p.head_dim_v,
-                         .scales = h.at<float>(run.layout.v_scales) + scale});
+  auto* const stored =
+      h.at<std::uint8_t>(run.layout.k_quantized) + first * key_bytes(p.head_dim_qk, run.plan.on_unit);
+  auto* const to = run.plan.on_unit ? rows_of_tiles(run) : stored;
+  auto* const scales = h.at<float>(run.layout.k_scales) + first;
+  if (p.quantized_inputs()) {
+    copy_block(h, p.k, p.k_scale, block, p.head_dim_qk, to, scales);
+  } else {
+    run.kernels.quantize.quantize(
+        k_rows(h, block), {.type = r.qk,
+                           .group = r.qk_scales,
+                           .largest = largest_of(run, run.k_largest, r.qk_scales, p.heads_kv, h.b, h.kv_head),
+                           .out = to,
+                           .out_stride = p.head_dim_qk,
+                           .scales = scales,
+                           .nan_markers = true});
+  }
+  if (!run.plan.on_unit) return;
+  run.kernels.eight_bit.arrange_keys(to, rows_of_block(h, block), static_cast<int>(p.head_dim_qk), stored);
+}
+
+void quantize_values(const Head& h, std::int64_t block) {
+  const Run& run = h.run;
+  const Problem& p = run.p;
+  const Recipe& r = run.recipe;
+  const std::int64_t first = block * quant_block;
+  auto* const stored =
+      h.at<std::uint8_t>(run.layout.v_quantized) + first * value_bytes(p.head_dim_v, run.plan.on_unit);
+  auto* const to = run.plan.on_unit ? rows_of_tiles(run) : stored;
+  float* const scales = h.at<float>(run.layout.v_scales);
+  if (p.quantized_inputs()) {
+    copy_block(h, p.v, p.v_scale, block, p.head_dim_v, to, scales + first);
+  } else {
+    const std::int64_t scale = r.v_scales == ScaleGroup::channel ? block * p.head_dim_v : first;
+    run.kernels.quantize.quantize(
+        v_rows(h, block), {.type = r.pv,
+                           .group = r.v_scales,
+                           .largest = largest_of(run, run.v_largest, r.v_scales, p.heads_kv, h.b, h.kv_head),
+                           .out = to,
+                           .out_stride = p.head_dim_v,
+                           .scales = scales + scale});
+  }
+  if (!run.plan.on_unit) return;
+  run.kernels.eight_bit.arrange_values(to, rows_of_block(h, block), static_cast<int>(p.head_dim_v),
+                                       run.scratch() + run.scratch_layout().scores * sizeof(float), stored);
+}
+
+void quantize_block(const Head& h, std::int64_t block) {
+  if (h.run.stops()) return;
+  quantize_keys(h, block);
+  quantize_values(h, block);
 }
 
 std::int64_t tiles_of(const Head& h) {
-  return blocks_in(query_rows(h.run.p, h.b).used) * h.run.p.group();
+  return (query_rows(h.run.p, h.b).used + h.run.block_q - 1) / h.run.block_q * h.run.p.group();
 }
 
 void run_tile(const Head& h, std::int64_t item) {
@@ -223,7 +240,8 @@ void run_tile(const Head& h, std::int64_t item) {
   t.out_dtype = p.out.dtype;
   t.head_dim_qk = static_cast<int>(p.head_dim_qk);
   t.head_dim_v = static_cast<int>(p.head_dim_v);
-  t.block_q = t.block_k = quant_block;
+  t.block_q = run.block_q;
+  t.block_k = quant_block;
   t.q = {element(p.q, h.b, q_rows.begin, head), p.q.row_stride, 0};
   t.out = {element(p.out, h.b, q_rows.begin, head), p.out.row_stride, 0};
   if (p.lse.given()) t.lse = {element(p.lse, h.b, q_rows.begin, head), p.lse.row_stride, 0};
@@ -237,11 +255,12 @@ void run_tile(const Head& h, std::int64_t item) {
   static_cast<ScoreOptions&>(t) = p;
   if (p.sink != nullptr) t.sink = p.sink + head * p.sink_stride;
   // The last tile of a causal sequence sees the most keys: it goes first.
-  t.first = (tiles_of(h) - 1 - item) / p.group() * quant_block;
-  t.count = static_cast<int>(std::min<std::int64_t>(quant_block, t.seqlen_q - t.first));
+  t.first = (tiles_of(h) - 1 - item) / p.group() * run.block_q;
+  t.count = static_cast<int>(std::min<std::int64_t>(run.block_q, t.seqlen_q - t.first));
   t.scratch = run.scratch();
   if (run.stop != nullptr) t.stop = {.wanted = Stop::wanted, .context = run.stop};
   tile.recipe = run.recipe;
+  tile.on_unit = run.plan.on_unit;
   const CallerScales given(p.q_scale, h.b, head, q_rows, t.first);
   if (p.quantized_inputs()) {
     tile.q_scales = given.data;
@@ -314,20 +333,6 @@ void find_maxima(const Head& h) {
 
 }  // namespace
 
-EightBitPlan plan_eight_bit(const Problem& p, const Config& config) {
-  EightBitPlan plan{.store = store_layout(p)};
-  plan.whole_heads = p.heads_kv * (p.packed_k ? 1 : p.batch) >= config.threads;
-  plan.tile_bytes = eight_bit_scratch(p.head_dim_qk, p.head_dim_v).floats * sizeof(float);
-  plan.thread_bytes = plan.tile_bytes + (plan.whole_heads ? plan.store.bytes : 0);
-  plan.maxima_at = static_cast<std::size_t>(config.threads) * plan.thread_bytes +
-                   (plan.whole_heads ? 0 : plan.store.bytes);
-  plan.needs_maxima = needs_maxima(config.recipe);
-  const std::int64_t maxima = plan.needs_maxima ? p.batch * (p.heads_q + 2 * p.heads_kv) : 0;
-  plan.workspace_bytes =
-      plan.maxima_at + whole_lines(static_cast<std::size_t>(maxima) * sizeof(float)) + scratch_alignment;
-  return plan;
-}
-
 void eight_bit_forward(const Plan& call, const Problem& p, std::byte* workspace, Stop* stop) {
   const Config& config = call.config;
   const auto& plan = std::get<EightBitPlan>(call.pass);
@@ -337,6 +342,7 @@ void eight_bit_forward(const Plan& call, const Problem& p, std::byte* workspace,
           .recipe = config.recipe,
           .kernels = kernels(config.target),
           .layout = plan.store,
+          .block_q = config.block_q,
           .tiles = base,
           .shared = plan.whole_heads ? nullptr
                                      : base + static_cast<std::size_t>(config.threads) * plan.thread_bytes,

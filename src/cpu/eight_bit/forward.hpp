@@ -24,6 +24,7 @@ struct EightBitStore {
 
 struct EightBitPlan {
   EightBitStore store;
+  bool on_unit = false;  ///< products are those of a matrix unit
   /// Whether every thread takes whole KV heads, which needs no waiting; else all threads share one head at a
   /// time. The stores of all threads together are then never larger than the quantized values of all of K
   /// and V.

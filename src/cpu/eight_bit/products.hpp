@@ -10,6 +10,9 @@ TANDEM_INLINE Vec truncate(Vec x) {
   return bits_as_f32(hn::And(f32_as_bits(x), hn::Set(u32_lanes, e4m3_accumulator_mask)));
 }
 
+/// Rows of a register tile: 16 accumulators, or as many as half of 16 registers.
+constexpr int register_rows = vec_registers == 32 ? 16 / stripe_vecs : 4;
+
 template <int rows>
 TANDEM_INLINE void multiply(Vec (&acc)[rows][stripe_vecs], const float* words, std::int64_t row_stride,
                             std::int64_t depth_stride, const float* lanes, int depth, bool truncates) {
@@ -43,7 +46,7 @@ TANDEM_INLINE void score_rows(const Work& w, const float* q, int key) {
 /// S^T = K Q^T, sums of products of quantized values.
 [[gnu::noinline]] inline void score(const Work& w, const float* q, int count) {
   int j = 0;
-  for (; j + 4 <= count; j += 4) score_rows<4>(w, q, j);
+  for (; j + register_rows <= count; j += register_rows) score_rows<register_rows>(w, q, j);
   for (; j < count; ++j) score_rows<1>(w, q, j);
 }
 
@@ -79,7 +82,8 @@ TANDEM_INLINE void accumulate_rows(const Work& w, const Stripe& stripe, const Ke
 /// O^T = O^T * growth + V^T P^T, by way of what the tensor cores hold.
 [[gnu::noinline]] inline void accumulate(const Work& w, const Stripe& stripe, const KeyBlock& b) {
   int c = 0;
-  for (; c + 4 <= w.t.head_dim_v; c += 4) accumulate_rows<4>(w, stripe, b, c);
+  for (; c + register_rows <= w.t.head_dim_v; c += register_rows)
+    accumulate_rows<register_rows>(w, stripe, b, c);
   for (; c < w.t.head_dim_v; ++c) accumulate_rows<1>(w, stripe, b, c);
   if (!b.closes) return;
   for (int i = 0; i < stripe_lanes; ++i) w.s.pending[stripe.index * stripe_lanes + i] = 1.0F;

@@ -4,10 +4,11 @@
 
 #include "cpu/eight_bit/tile.hpp"
 #include "cpu/simd/math.hpp"
+#include "cpu/simd/matrix_unit.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET::eight_bit {
 
-constexpr int stripe_vecs = vec_registers == 32 ? 4 : 2;
+constexpr int stripe_vecs = vec_registers == 32 && !has_matrix_unit ? 4 : 2;
 constexpr int stripe_lanes = stripe_vecs * vec_lanes;
 static_assert(quant_block % stripe_lanes == 0 && stripe_lanes <= 64);
 
@@ -32,10 +33,14 @@ struct Work {
   bool p_linear;  ///< half of P's exponentials are linear within an octave
 };
 
-/// Which keys the rows of one stripe see.
+/// Which keys the rows of one stripe see: [begin, end) some row, [all_begin, all_end) every row.
 struct Stripe {
   int index;
   int count;
+  std::int64_t begin;
+  std::int64_t end;
+  std::int64_t all_begin;
+  std::int64_t all_end;
   std::int64_t first[stripe_lanes];
   std::int64_t last[stripe_lanes];
 };
@@ -48,8 +53,8 @@ struct KeyBlock {
   bool closes;  ///< what is held is promoted now
 };
 
-inline Scratch scratch_of(const ForwardTile& t) {
-  const EightBitScratch layout = eight_bit_scratch(t.head_dim_qk, t.head_dim_v);
+inline Scratch scratch_of(const ForwardTile& t, bool on_unit) {
+  const EightBitScratch layout = eight_bit_scratch(t.head_dim_qk, t.head_dim_v, t.block_q, on_unit);
   auto* const base = reinterpret_cast<float*>(t.scratch);
   Scratch s{};
   s.q = base + layout.q;
@@ -64,7 +69,7 @@ inline Scratch scratch_of(const ForwardTile& t) {
   float* rows = base + layout.rows;
   for (float** field : {&s.q_scale, &s.shift, &s.maximum, &s.sum, &s.growth, &s.pending, &s.factor}) {
     *field = rows;
-    rows += quant_block;
+    rows += t.block_q;
   }
   s.totals = reinterpret_cast<std::byte*>(base + layout.totals);
   return s;

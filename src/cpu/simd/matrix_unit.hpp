@@ -44,6 +44,11 @@ TANDEM_INLINE void load_tile(const void* p, std::int64_t stride) {
 }
 
 template <int tile>
+TANDEM_INLINE void stream_tile(const void* p, std::int64_t stride) {
+  load_tile<tile>(p, stride);
+}
+
+template <int tile>
 TANDEM_INLINE void store_tile(void* p, std::int64_t stride) {
   for (int r = 0; r < 16; ++r) {
     __builtin_memcpy(static_cast<unsigned char*>(p) + r * stride, tile_file.bytes[tile] + r * tile_row_bytes,
@@ -148,6 +153,12 @@ TANDEM_INLINE void load_tile(const void* p, std::int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(tile) : "memory");
 }
 
+/// load_tile() of what is not wanted in the first-level cache.
+template <int tile>
+TANDEM_INLINE void stream_tile(const void* p, std::int64_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(tile) : "memory");
+}
+
 template <int tile>
 TANDEM_INLINE void store_tile(void* p, std::int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(tile) : "memory");
@@ -225,17 +236,24 @@ struct TileRows {
   std::int64_t step;
 };
 
-/// C += A B over `steps` tiles of depth.
+/// C += A B over `steps` tiles of depth. A of bytes is streamed: 2 % faster, with bf16 3 % slower.
 template <int columns, TileOperands operands = TileOperands::bf16>
 TANDEM_INLINE void add_products_of_tiles(const TileRows& a, const void* b, std::int64_t b_stride,
                                          std::int64_t steps) {
   const auto* of_a = static_cast<const std::uint32_t*>(a.tiles);
   const auto* of_b = static_cast<const std::uint32_t*>(b);
+  const auto load_a = [&]<int tile>(const std::uint32_t* from) __attribute__((always_inline)) {
+    if constexpr (operands == TileOperands::bf16) {
+      load_tile<tile>(from, a.stride * 4);
+    } else {
+      stream_tile<tile>(from, a.stride * 4);
+    }
+  };
   for (std::int64_t i = 0; i < steps; ++i, of_a += a.step, of_b += 16 * b_stride) {
-    load_tile<4>(of_a, a.stride * 4);
+    load_a.template operator()<4>(of_a);
     load_tile<6>(of_b, b_stride * 4);
     multiply_tiles<operands, 0, 4, 6>();
-    load_tile<5>(of_a + a.below, a.stride * 4);
+    load_a.template operator()<5>(of_a + a.below);
     multiply_tiles<operands, 1, 5, 6>();
     if constexpr (columns == 32) {
       load_tile<7>(of_b + 16, b_stride * 4);
