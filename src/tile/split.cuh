@@ -9,6 +9,7 @@
 // belongs to a cluster of two CTAs, each of which has one of the two, and partial results of its own.
 #pragma once
 
+#include "ops/split/config.hpp"
 #include "tile/scheduler.cuh"
 
 namespace tandem::tile {
@@ -231,13 +232,15 @@ TANDEM_DEVICE bool cuts_tiles(const ForwardParams& p, const LineLength& line, u3
 }
 
 /// Whether clusters of `ctas` CTAs, which take a whole tile each and share its keys, end no later than shares
-/// of the line and their merge. Up to ctas_at_full_rate CTAs read at a rate each, more at the memory's.
-template <int ctas>
+/// of the line and their merge. Up to ctas_at_full_rate_of() CTAs read at a rate each, more at the memory's.
+template <int ctas, KeySource keys, bool byte_keys>
 TANDEM_DEVICE bool takes_clusters(const ForwardParams& p, const LineLength& line) {
   constexpr u32 size = ctas;
   const u32 clusters = static_cast<u32>(p.split_ctas) / size;
   const u32 rounds = (line.tiles + clusters - 1) / clusters;
-  const u32 reading = max(min(line.tiles, clusters) * size, static_cast<u32>(ctas_at_full_rate));
+  const int box_rows = in_pages(keys) ? p.pages.box_rows : 0;
+  const u32 reading =
+      max(min(line.tiles, clusters) * size, static_cast<u32>(ctas_at_full_rate_of(byte_keys, box_rows)));
   return static_cast<u64>(rounds) * line.largest * reading <=
          static_cast<u64>(line.total + static_cast<u32>(p.split_gain)) * size;
 }
@@ -268,13 +271,14 @@ struct SplitTiles {
   bool begun = false;
   bool cuts = true;
 
-  /// Items [skip, skip + count) of the tile's, and its partial result or whole_tile. Where a tile of several
-  /// parts ends with it, `parts` is their number, else 0.
+  /// Items [skip, skip + count) of the tile's, and its partial result or whole_tile. Of a tile in parts,
+  /// `parts` is how many there are up to this one, 0 for the first, of `all`.
   struct Piece {
     int skip;
     int count;
     int part;
     int parts = 0;
+    int all = 0;
   };
 
   /// Finds this CTA's share of the line, whose length is `length`.
@@ -308,9 +312,13 @@ struct SplitTiles {
       piece.part = whole && (!in_parts || line.grain == 1) ? whole_tile : static_cast<int>(at);
     } else {
       piece.part = whole ? whole_tile : at == start ? part_of_head(cta) : part_of_tail(cta);
-      // A tile that ends here is the first of this CTA's share, which begins at cta * share.
-      const bool ends = !pairs && at > start && stop == start + cost;
-      piece.parts = ends ? static_cast<int>(cta - start / (at / cta)) + 1 : 0;
+      // A tile that began before is the first of this CTA's share, which begins at cta * share.
+      piece.parts = piece.all = 0;
+      if (!pairs && at > start) {
+        const u32 share = at / cta;
+        piece.parts = static_cast<int>(cta - start / share) + 1;
+        piece.all = static_cast<int>((start + cost - 1) / share - start / share) + 1;
+      }
     }
     piece.part = ptx::warp_uniform(piece.part);
     at = stop;

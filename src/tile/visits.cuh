@@ -49,7 +49,8 @@ namespace tandem {
 template <auto C>
 using RangeTiles = typename Select<
     (sharing_ctas<C> > 1),
-    typename Select<C.schedule.split, tile::ClusterOrSplitTiles<C.tiling, C.mask, C.keys, sharing_ctas<C>>,
+    typename Select<C.schedule.split,
+                    tile::ClusterOrSplitTiles<C.tiling, C.mask, C.keys, sharing_ctas<C>, C.has_byte_keys()>,
                     tile::ClusterQueryTiles<C.tiling, C.mask, C.keys, sharing_ctas<C>>>::type,
     typename Select<
         C.schedule.split, tile::SplitQueryTiles<C.tiling, C.mask, C.keys, C.schedule.invariant, C.pairs>,

@@ -17,7 +17,8 @@ struct QueryTile {
   Visibility visible;
   BlockRange blocks;
   int part = whole_tile;  ///< the partial result that these blocks are for, or whole_tile
-  int parts = 0;          ///< where they are the last of a tile in parts: how many these are, else 0
+  int parts = 0;          ///< of a tile in parts, how many there are up to this one; 0: it is the first
+  int all_parts = 0;      ///< how many there are, unless it is the first
   MergePlace split;       ///< which of the tile's splits, or of the part's, these blocks are
 };
 
@@ -168,7 +169,10 @@ struct SplitQueryTiles {
       t.blocks.end = min(t.blocks.first + piece.count, t.blocks.end);
     }
     t.part = piece.part;
-    if constexpr (!by_split && !pairs) t.parts = piece.parts;
+    if constexpr (!by_split && !pairs) {
+      t.parts = piece.parts;
+      t.all_parts = piece.all;
+    }
     return true;
   }
 };
@@ -213,7 +217,7 @@ struct ClusterQueryTiles {
 
 /// The tiles of a CTA where clusters take whole tiles or each CTA has its share of the keys of all, by the
 /// lengths that the device finds.
-template <Tiling T, Mask M, KeySource keys, int ctas>
+template <Tiling T, Mask M, KeySource keys, int ctas, bool byte_keys>
 struct ClusterOrSplitTiles {
   ClusterQueryTiles<T, M, keys, ctas> clusters;
   SplitQueryTiles<T, M, keys> shares;
@@ -227,7 +231,7 @@ struct ClusterOrSplitTiles {
     auto& own = shares.tiles;
     if (!own.begun) {
       const LineLength length = own.line.length();
-      in_clusters = ptx::warp_uniform(takes_clusters<ctas>(own.line.p, length) ? 1 : 0) != 0;
+      in_clusters = ptx::warp_uniform(takes_clusters<ctas, keys, byte_keys>(own.line.p, length) ? 1 : 0) != 0;
       own.begin(length);
     }
     if (!in_clusters) return shares.template next<producer>(t, leader);

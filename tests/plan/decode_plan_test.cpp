@@ -217,10 +217,12 @@ TEST(ForwardPlan, PartsOfGroupedHeadsHaveAPlaceForEachRow) {
 /// docs/kernels/decode.md has the times that these follow.
 TEST(ForwardPlan, ClustersShareTheKeysOfATile) {
   const std::int32_t lengths[128] = {};
-  const auto ctas = [&](std::int64_t batch, std::int64_t count, bool on_device) {
+  const auto ctas = [&](std::int64_t batch, std::int64_t count, bool on_device, int page_size = 0) {
     Problem p = grouped(4, 1);
     p.batch = batch;
     p.rows_k = count;
+    p.k.dtype = DType::bf16;
+    if (page_size > 0) p.pages = {.table = lengths, .count = 9, .page_size = page_size};
     if (on_device) p.seqused_k.data = lengths;
     const DecodeConfig c = choose_decode_config(CallFacts(p));
     EXPECT_EQ(forward_objection(c), "");
@@ -237,7 +239,9 @@ TEST(ForwardPlan, ClustersShareTheKeysOfATile) {
   EXPECT_EQ(ctas(64, 8192, false), 2);
   EXPECT_EQ(ctas(128, 8192, false), 1) << "many tiles";
   EXPECT_EQ(ctas(8, 8192, true), -2) << "one sequence may have all keys, and 16 CTAs";
-  EXPECT_EQ(ctas(4, 8192, true), -4);
+  EXPECT_EQ(ctas(4, 8192, true), -1);
+  EXPECT_EQ(ctas(1, 8192, true, 16), -1) << "64 CTAs start copies of 16 rows more slowly";
+  EXPECT_EQ(ctas(1, 1024, true, 16), 8);
 }
 }  // namespace
 }  // namespace tandem

@@ -30,28 +30,35 @@ enum class Sharing { none, shares, clusters, either };
 int ctas_of_cluster(const CallFacts& facts, const DecodeConfig& c, std::int64_t tiles) {
   constexpr int most = 8;  // that every GPU with clusters takes
   const int sms = facts.device.multiprocessors;
-  if (c.has_byte_keys() || c.tiling.head_dim_v > 128 || facts.keys < worth_sharing) return 1;
+  if (c.tiling.head_dim_v > 128 || facts.keys < worth_sharing) return 1;
   if (tiles == 0 || tiles >= busy_tiles * sms) return 1;
   const std::int64_t blocks = facts.keys / c.tiling.block_n;
   return std::min({most, std::max(2, power_up_to(sms / tiles)), power_up_to(blocks),
                    power_up_to(c.tiling.head_dim_v / 4)});
 }
 
+/// CTAs of a cluster where there are shares, too. Grids of larger clusters leave multiprocessors idle that
+/// shares want (one sequence of 32,768 keys took 53 us in clusters of four, 41 without).
+constexpr int cluster_beside_shares = 2;
+
 /// Shares of a line of all keys read them at the memory's rate, however long which of them is; a cluster
 /// reads a tile's keys at its own. Lengths that only the device knows may be those of one sequence: unless
 /// clusters lose less by that than they save, both are there, and the device decides.
-Sharing sharing_of(const CallFacts& facts, std::int64_t tiles, int ctas) {
+Sharing sharing_of(const CallFacts& facts, const DecodeConfig& c, std::int64_t tiles, int ctas) {
   const Problem& p = facts.problem;
   if (ctas == 1) return facts.shares_keys ? Sharing::shares : Sharing::none;
+  const int box_rows = p.pages.given() ? gpu::page_box_rows(p, c.tiling.block_n) : 0;
+  const double alone = bytes_together / ctas_at_full_rate_of(c.has_byte_keys(), box_rows);
   const auto loses_little = [&](std::int64_t at_once) {
     const auto count = static_cast<double>(at_once);
-    const double bytes = count * static_cast<double>(facts.keys * (p.head_dim_qk + p.head_dim_v) * 2);
-    return bytes / std::min(count * ctas * bytes_alone, bytes_together) <=
-           bytes / bytes_together + sharing_takes;
+    const double bytes = count * static_cast<double>(facts.keys * (p.head_dim_qk + p.head_dim_v)) *
+                         static_cast<double>(size_of(p.k.dtype));
+    return bytes / std::min(count * ctas * alone, bytes_together) <= bytes / bytes_together + sharing_takes;
   };
-  if (!loses_little(tiles)) return Sharing::shares;
+  if (!facts.mask.varlen) return loses_little(tiles) ? Sharing::clusters : Sharing::shares;
   const std::int64_t of_sequence = tiles / std::max<std::int64_t>(p.batch, 1);
-  return !facts.mask.varlen || loses_little(of_sequence) ? Sharing::clusters : Sharing::either;
+  if (loses_little(of_sequence)) return Sharing::clusters;
+  return ctas == cluster_beside_shares ? Sharing::either : Sharing::shares;
 }
 
 /// Heads as rows take the mask of causal calls in all, as in the forward kernel. An SM holds two CTAs if two
@@ -73,7 +80,7 @@ DecodeConfig choose_decode_config(const CallFacts& facts) {
   const auto c = wanted_of<DecodeConfig>(facts);
   const std::int64_t tiles = gpu::forward_tile_count(facts.problem, c.tiling);
   const int ctas = ctas_of_cluster(facts, c, tiles);
-  return with_sharing(c, sharing_of(facts, tiles, ctas), ctas);
+  return with_sharing(c, sharing_of(facts, c, tiles, ctas), ctas);
 }
 
 std::vector<DecodeConfig> shipped_decode_configs() {
@@ -86,10 +93,10 @@ std::vector<DecodeConfig> shipped_decode_configs() {
         if (heads_as_rows && !causal) continue;
         for (const Sharing each : {Sharing::none, Sharing::shares})
           configs.push_back(with_sharing(c, each, 1));
-        if (c.has_byte_keys() || c.tiling.head_dim_v > 128 || heads_as_rows != causal) continue;
+        if (c.tiling.head_dim_v > 128 || heads_as_rows != causal) continue;
         for (const int ctas : {2, 4, 8}) {
-          for (const Sharing each : {Sharing::clusters, Sharing::either})
-            configs.push_back(with_sharing(c, each, ctas));
+          configs.push_back(with_sharing(c, Sharing::clusters, ctas));
+          if (ctas == cluster_beside_shares) configs.push_back(with_sharing(c, Sharing::either, ctas));
         }
       }
     }

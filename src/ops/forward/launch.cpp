@@ -258,10 +258,10 @@ WorkDivision divide_work(const Problem& p, const Config& config, int multiproces
     const std::int64_t blocks = std::max<std::int64_t>(1, blocks_of(p.rows_k, tiling.block_n));
     const Sharing sharing(config, multiprocessors);
     const std::int64_t shared_tiles = tiles / ctas_of_share;
-    if (config.cluster() > ctas_of_share) {  // clusters may take whole tiles
-      d.ctas *= config.cluster();
+    if (config.cluster() > ctas_of_share) {      // clusters may take whole tiles
+      d.ctas = as_int(most) * config.cluster();  // as many as shares want
       d.most_ctas = d.ctas;
-      const int bytes_of_key = 2 * (tiling.head_dim_qk + tiling.head_dim_v);
+      const int bytes_of_key = (config.has_byte_keys() ? 1 : 2) * (tiling.head_dim_qk + tiling.head_dim_v);
       d.gain = as_int(std::llround(sharing_takes * bytes_together / (tiling.block_n * bytes_of_key)));
     } else {
       d.ctas = ctas_of_share * (shared_tiles >= most ? as_int(most) : sharing.ctas(shared_tiles * blocks));

@@ -6,6 +6,17 @@
 
 namespace tandem {
 
+/// CTAs of `decode` that together read keys at the memory's rate (an H200's). Keys of 8 bits take a CTA
+/// longer to widen, pages to start a copy of each `box_rows` rows, 0 where keys are not in pages.
+constexpr int ctas_at_full_rate_of(bool byte_keys, int box_rows) {
+  constexpr int of_bytes = 186, of_pages = 132;
+  constexpr int of_another_box = 13;  // of the 64 keys of a block
+  const int widening = byte_keys ? of_bytes : ctas_at_full_rate;
+  if (box_rows == 0) return widening;
+  const int starting = of_pages + of_another_box * (box_rows < 64 ? 64 / box_rows - 1 : 0);
+  return widening < starting ? starting : widening;
+}
+
 /// Everything that specialises the kernel `combine`. The tiling's head_dim_qk says nothing.
 struct CombineConfig {
   Tiling tiling{};

@@ -15,17 +15,6 @@ constexpr DecodeConfig wide_block() {
   return c;
 }
 
-/// CTAs of clusters that share a tile's keys, and merge what they have of it.
-constexpr DecodeConfig in_cluster(int ctas, DecodeConfig c) {
-  c.schedule = {.split = false, .cluster = ctas};
-  return c;
-}
-/// Such clusters, or shares of all keys, as the lengths decide.
-constexpr DecodeConfig either(int ctas, DecodeConfig c) {
-  c.schedule = {.split = true, .cluster = ctas};
-  return c;
-}
-
 }  // namespace
 
 std::span<const EmulatedForward> decode_forwards() {

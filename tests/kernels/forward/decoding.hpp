@@ -19,4 +19,15 @@ constexpr DecodeConfig decoding(Element element, int head_dim, KeySource keys, b
           .schedule = {.split = split}};
 }
 
+/// CTAs of clusters that share a tile's keys, and merge what they have of it.
+constexpr DecodeConfig in_cluster(int ctas, DecodeConfig c) {
+  c.schedule = {.split = false, .cluster = ctas};
+  return c;
+}
+/// Such clusters, or shares of all keys, as the lengths decide.
+constexpr DecodeConfig either(int ctas, DecodeConfig c) {
+  c.schedule = {.split = true, .cluster = ctas};
+  return c;
+}
+
 }  // namespace tandem::kernel_tests

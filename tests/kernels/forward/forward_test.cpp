@@ -145,6 +145,23 @@ TEST_P(EmulatedForwardTest, OneQueryIsATileOfHeads) {
   expect_the_oracles_results(runner, spec);
 }
 
+/// CTAs in the middle of a tile merge what those before them have, before the last one merges the rest.
+TEST_P(EmulatedForwardTest, ManyPartsOfATile) {
+  const auto* const decode = std::get_if<DecodeConfig>(&GetParam().config.of_kernel);
+  if (decode == nullptr || !decode->schedule.split) GTEST_SKIP() << "it merges no parts itself";
+  EmulatorRunner runner(GetParam());
+  runner.seed = 1;
+  runner.split_blocks = 140;
+  for (const std::int64_t blocks : {17, 39, 40, 55}) {
+    const std::int64_t keys = 2 * blocks * decode->tiling.block_n - 5;
+    harness::Case spec = one_head(GetParam().config, 1, (keys + 63) / 64 * 64);
+    if (decode->mask.varlen) spec.used_k = {keys};
+    if (decode->keys == KeySource::padded_pages) spec.leftpad = {0};
+    spec.options.window_left = -1;
+    expect_the_oracles_results(runner, spec);
+  }
+}
+
 /// Heads as rows of tiles.
 class EmulatedGroupTest : public EmulatedForwardTest {
  protected:

@@ -94,14 +94,14 @@ struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row
     tile::QueryTile t;
     while (tiles.template next<false>(t, lane == 0)) {
       if constexpr (C.schedule.split) {
-        if (t.parts > 0 && warp == 0 && lane == 0) {
+        if (t.parts > 0 && t.parts == t.all_parts && warp == 0 && lane == 0) {
           ptx::store_shared(&shared.exchange.ending.index, t.index);
           ptx::store_shared(&shared.exchange.ending.parts, t.parts);
         }
       }
       compute(t);
     }
-    if constexpr (C.schedule.split) merge_parts();
+    if constexpr (C.schedule.split) merge_ending();
     cluster.meet();
   }
   TANDEM_DEVICE void compute(const tile::QueryTile& t);
@@ -111,9 +111,11 @@ struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row
   TANDEM_DEVICE void store(const tile::QueryTile& t, float (&o)[outputs], const tile::OnlineSoftmax& softmax);
   TANDEM_DEVICE void store_alone(const tile::QueryTile& t, const float (&o)[outputs],
                                  const float (&weight)[2], float value_scale);
-  TANDEM_DEVICE void raise_flag(int part);
-  TANDEM_DEVICE void merge_parts();
-  TANDEM_DEVICE void merge_row(const tile::TileIndex& t, int row, int first, int count);
+  TANDEM_DEVICE void finish_part(const tile::QueryTile& t);
+  TANDEM_DEVICE void merge_ending();
+  struct PartList;
+  TANDEM_DEVICE void take_flags(const PartList& parts, int count);
+  TANDEM_DEVICE void merge_row(const tile::TileIndex& t, int row, const PartList& parts, int to);
   TANDEM_DEVICE void store_in_cluster(const tile::QueryTile& t, const float (&o)[outputs],
                                       const float (&weight)[2], float value_scale);
   TANDEM_DEVICE void exchange_sums(const tile::OnlineSoftmax& softmax);
@@ -157,11 +159,6 @@ struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row
     this->next_scale = tile::row_scale<C.keys>(lane < 16 ? p.k_row_scale : p.v_row_scale, p, t.index, key);
   }
 
-  /// The i-th partial result of a tile that begins in the share of CTA `first`.
-  static TANDEM_DEVICE int part_of(int first, int i) {
-    return i == 0 ? tile::part_of_head(static_cast<u32>(first))
-                  : tile::part_of_tail(static_cast<u32>(first + i));
-  }
   /// The flag of a partial result, behind the sums of all of them: up when it has been written.
   [[nodiscard]] TANDEM_DEVICE u64* flag_of(int part) const {
     return reinterpret_cast<u64*>(p.part_sums + partial_sums(C.tiling, p.split_ctas)) + part;

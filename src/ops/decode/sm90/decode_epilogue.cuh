@@ -55,14 +55,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::store_alone(const tile::QueryTile& t, cons
     store_columns(t, at, row, begin + col, sum);
   }
   // The next tile's first exchange is of references, which all have read before the barrier above.
-  if (C.schedule.split && t.part >= 0) raise_flag(t.part);
-}
-
-/// Says that a partial result is there.
-template <DecodeConfig C>
-TANDEM_DEVICE void DecodeConsumer<C>::raise_flag(int part) {
-  ptx::named_barrier_sync(tile::barrier_consumers, threads);  // all have written theirs
-  if (warp == 0 && lane == 0) ptx::flag_raise(flag_of(part));
+  if (C.schedule.split && t.part >= 0) finish_part(t);
 }
 
 /// Tells the other warps each row's reference and sum, and waits for theirs.
