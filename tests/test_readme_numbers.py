@@ -199,7 +199,7 @@ QUOTES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
     ("results/gpu-functions-h200.md", "geometric means are {} forward and {} backward", functions),
     (
         "results/gpu-decode.md",
-        "{} to {} of cuDNN's rate with lengths known, more in one row, {} to {} with lengths",
+        "Tandem has {} to {} of it with lengths known, {} to {} with lengths on the device",
         lambda: span(of_cudnn("h200", "tandem")) + span(of_cudnn("h200", "tandem, lengths")),
     ),
     (

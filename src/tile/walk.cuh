@@ -17,8 +17,8 @@ struct QueryTile {
   Visibility visible;
   BlockRange blocks;
   int part = whole_tile;  ///< the partial result that these blocks are for, or whole_tile
-  int parts = 0;          ///< of a tile in parts, how many there are up to this one; 0: it is the first
-  int all_parts = 0;      ///< how many there are, unless it is the first
+  int parts = 0;          ///< parts of the tile up to this one; 0: it is whole, or this is its first
+  int all_parts = 0;      ///< parts that it has, unless this is its first
   MergePlace split;       ///< which of the tile's splits, or of the part's, these blocks are
 };
 
