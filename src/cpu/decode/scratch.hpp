@@ -7,7 +7,7 @@ namespace tandem::cpu {
 
 /// Columns rounded up to those of a cache line of 8-bit values.
 [[gnu::always_inline]] inline std::size_t in_lines(int columns) {
-  return static_cast<std::size_t>((columns + 63) / 64 * 64);
+  return (static_cast<std::size_t>(columns) + 63) / 64 * 64;
 }
 
 /// ShortScratch, and behind it what lies in tiles of a matrix unit, as offsets in bytes.
