@@ -1,9 +1,10 @@
 // Split-KV: the key blocks of all tiles form a line, of which each CTA takes an equal share. A tile that lies
-// in the shares of two or more CTAs leaves a partial result in each, which the kernel `combine` merges; any
-// other tile is computed as without splits. Lengths are read on the device, so that a captured graph serves
-// any; a CTA has two partial results at most, however long sequences are. With a fixed split size the line is
-// of splits, each of which leaves a partial result; where there are more of them than places, of groups of
-// splits, which a CTA merges (tile/part_merge.cuh).
+// in the shares of two or more CTAs leaves a partial result in each. The kernel `decode` merges these itself
+// (decode_merge.cuh), the kernel `combine` those of other kernels. Any other tile is computed as without
+// splits. Lengths are read on the device, so that a captured graph serves any; a CTA has two partial results
+// at most, however long sequences are. With a fixed split size the line is of splits, each of which leaves a
+// partial result; where there are more of them than places, of groups of splits, which a CTA merges
+// (tile/part_merge.cuh).
 //
 // With pairs a tile of the line is two tiles, of heads that share keys, which visit the same blocks. A share
 // belongs to a cluster of two CTAs, each of which has one of the two, and partial results of its own.

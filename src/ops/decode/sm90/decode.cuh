@@ -4,9 +4,9 @@
 // A producer warp fills shared memory through TMA, as in the forward kernel. Each of four consumer warps owns
 // a quarter of the keys of every block, with its own softmax and its own O of all 16 rows; products are
 // mma.sync's, whose 16 rows are a tile's. Warps meet at a tile's end alone, where they add up what each has.
-// The result, or with splits the partial result, goes to global memory from there; in clusters the CTAs merge
-// what they have first. K and V of 8 bits become 16-bit elements in registers. docs/kernels/decode.md has the
-// arithmetic.
+// The result goes to global memory from there. Where CTAs share a tile's keys, a cluster merges what they
+// have in shared memory (cluster_parts.cuh), or one of them merges partial results (decode_merge.cuh). K and
+// V of 8 bits become 16-bit elements in registers. docs/kernels/decode.md has the arithmetic.
 #pragma once
 
 #include "ops/decode/sm90/decode_epilogue.cuh"

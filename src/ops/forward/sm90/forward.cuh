@@ -4,9 +4,9 @@
 // warpgroup, S of block i + 1 and P V of block i are in flight together, and the softmax of block i + 1
 // starts before P V ends (two-stage pipelining). Between warpgroups, named barriers give the tensor cores to
 // one after the other, so that the exponentials of one run under the products of the others (ping-pong).
-// K and V of 8 bits are converted in shared memory by a warpgroup of its own (forward_converter.cuh). Those
-// of small pages are copied by all four producer warps (forward_gatherer.cuh). Method: FlashAttention-3 (Shah
-// et al. 2024, arXiv:2407.08608), algorithm 2. docs/kernels/forward.md has the arithmetic.
+// K and V of 8 bits are converted in shared memory by a warpgroup of its own (forward_converter.cuh). All
+// four producer warps copy K and V from small pages (forward_gatherer.cuh). Method: FlashAttention-3 (Shah et
+// al. 2024, arXiv:2407.08608), algorithm 2. docs/kernels/forward.md has the arithmetic.
 #pragma once
 
 #include "ops/forward/config.hpp"

@@ -118,7 +118,8 @@ struct ForwardGatherer {
     q_at.advance();
   }
 
-  /// Starts copying K of the block whose rows are `from`, and looks up those of `next`. Where V's rows lie.
+  /// Starts copying K of the block whose rows are `from`, and looks up the rows of block `next`. Returns
+  /// where the row of V begins.
   template <typename Position>
   TANDEM_DEVICE i64 copy_k(const Position& to, GatheredRow& from, int next) {
     const i64 offset = from.offset(p.pages, p.k_stride);
