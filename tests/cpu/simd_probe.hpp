@@ -27,7 +27,7 @@ struct SimdProbe {
   void (*dot_bf16)(const float* a, const float* b, float* sum);
   /// c (16 x 16) += a (16 x 32) b (16 x 16 pairs of rows) on a matrix unit; null where there is none.
   void (*multiply_tiles)(const bf16* a, const bf16* b, float* c);
-  /// The same of whole numbers: a (16 x 64, signed), b (16 x 16 quadruples of rows, signed or not).
+  /// A product of whole numbers: a (16 x 64, signed), b (16 x 16 quadruples of rows, signed or not).
   void (*multiply_tiles_s8)(const std::int8_t* a, const std::int8_t* b, std::int32_t* c);
   void (*multiply_tiles_s8_u8)(const std::int8_t* a, const std::uint8_t* b, std::int32_t* c);
 };

@@ -143,7 +143,7 @@ requires(!on_tiles<Scores>) TANDEM_INLINE
 }
 
 #if defined(TANDEM_MATRIX_UNIT)
-/// The same on the matrix unit, which takes them all together.
+/// All rows of a head against a block of keys, on the matrix unit.
 template <typename Scores, typename K>
 requires on_tiles<Scores>
 [[gnu::noinline]] void attend_rows(const Head<typename Scores::Query>& head, std::int64_t begin,
