@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 
 #include "cpu/backward/backward.hpp"
 #include "cpu/targets/kernels.hpp"
@@ -41,14 +42,18 @@ bool takes_tiles(const Problem& problem, Target target) {
   return has_matrix_unit(target) && problem.q.dtype == DType::bf16 && problem.head_dim_qk % 2 == 0;
 }
 
-/// Larger tiles read K and V less often. Of several threads each should have some.
-void grow_tile(Config& config, const Problem& problem, std::int64_t of_head) {
+/// Doubles the tile up to `most` rows, or all `of_head`, as long as each of several threads has `tiles` of
+/// them: larger ones read K and V less often.
+void grow_tile(Config& config, const Problem& problem, int most, std::int64_t of_head, std::int64_t tiles) {
   const std::int64_t rows = problem.heads_q * problem.rows_q * (problem.packed_q ? 1 : problem.batch);
-  const std::int64_t tiles = config.threads == 1 ? 1 : 4 * static_cast<std::int64_t>(config.threads);
-  while (config.block_q <= 512 && config.block_q < of_head && rows / (2 * config.block_q) >= tiles) {
+  const std::int64_t least = config.threads == 1 ? 1 : tiles * config.threads;
+  while (2 * config.block_q <= most && config.block_q < of_head && rows / (2 * config.block_q) >= least) {
     config.block_q *= 2;
   }
 }
+
+/// Rows of a tile on a matrix unit, and tiles of each of several threads.
+constexpr int most_on_unit = 1024, tiles_on_unit = 4;
 
 }  // namespace
 
@@ -89,17 +94,18 @@ Config choose(const Problem& problem, int threads) {
   if (problem.precision != Precision::exact) {
     config.recipe = recipe_of(problem);
     config.block_q = config.block_k = quant_block;
-    if (takes_tiles(config.recipe, config.target)) grow_tile(config, problem, problem.rows_q);
+    if (takes_tiles(config.recipe, config.target)) {
+      grow_tile(config, problem, most_on_unit, problem.rows_q, tiles_on_unit);
+    }
     return config;
   }
   const int stripe = kernels(config.target).forward.stripe;
-  const std::int64_t rows = problem.heads_q * problem.rows_q * (problem.packed_q ? 1 : problem.batch);
   config.block_q = stripe * std::max(1, 64 / stripe);
   if (takes_tiles(problem, config.target)) {
     // K and V are brought into tiles once for all rows of a tile: 13 % of the time with 256 rows, 4 % with
     // 1024. O is read and written once a block. A split is whole blocks.
     config.block_k = problem.split_size == 0 ? 256 : 128;
-    grow_tile(config, problem, problem.group() * problem.rows_q);
+    grow_tile(config, problem, most_on_unit, problem.group() * problem.rows_q, tiles_on_unit);
     return config;
   }
   config.block_k = 128;
@@ -107,11 +113,8 @@ Config choose(const Problem& problem, int threads) {
   // the less often K and V are fetched and converted (1 % in f32 and 2.5 % in bf16 from 128 to 256; from
   // there nothing on an EPYC, and 1 to 3 % in f32 on the Xeons that have the unit). Results do not depend on
   // it.
-  const std::int64_t tiles = config.threads == 1 ? 1 : 8 * static_cast<std::int64_t>(config.threads);
-  const int half_of_most = has_matrix_unit(config.target) ? 256 : 128;
-  while (config.block_q <= half_of_most && rows / (2 * config.block_q) >= tiles) {
-    config.block_q *= 2;
-  }
+  const int most = has_matrix_unit(config.target) ? 512 : 256;
+  grow_tile(config, problem, most, std::numeric_limits<std::int64_t>::max(), 8);
   return config;
 }
 
