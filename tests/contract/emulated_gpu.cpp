@@ -122,7 +122,8 @@ class EmulatedGpu : public harness::Runner {
     harness::Runner* decoding = nullptr;
     for (const auto& runner : decoding_) {
       if (spec.rows_q() * group > decode_rows * batch || !runner->refuses(spec).empty()) continue;
-      // Of f16 there are none for pages, whose bits tests compare with those of rows.
+      // Tests compare the bits of pages with those of rows: both are in clusters or neither. f16 has none of
+      // rows.
       if (clusters && spec.dtype != DType::f16 && runner->in_cluster()) return runner.get();
       if (decoding == nullptr) decoding = runner.get();
     }

@@ -36,6 +36,7 @@ std::span<const EmulatedForward> decode_bytes_forwards() {
       by_row(decoding_bytes(bf16, s8, 128, padded_pages, true, false)),
       by_row(decoding_bytes(bf16, s8, 128, entries, false, true)),
       in_cluster(4, decoding_bytes(bf16, e4m3, 64, rows, false, true)),
+      in_cluster(4, decoding_bytes(bf16, e4m3, 128, pages, false, true)),
       in_cluster(2, by_row(decoding_bytes(bf16, s8, 128, entries, false, true))),
       either(2, decoding_bytes(f16, e4m3, 128, pages, false, true))>();
   return kernels;
