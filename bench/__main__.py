@@ -21,6 +21,7 @@ SCRIPTS = {
     "cpu-decode": "decoding steps out of a cache on this CPU, as a share of what plain reads reach",
     "cpu-functions": "score and mask functions on this CPU beside PyTorch's compiled flex_attention and SDPA",
     "accuracy": "errors of every 8-bit recipe against fp64, on the CPU",
+    "gradients-in-8-bits": "gradients by products in 8 bits against fp64, and whether models learn by them",
     "gpu-speed": "speed and joules on a GPU beside FlashAttention-3, cuDNN and others: the grid, 8 bits",
     "gpu-accuracy": "errors of fp16, bf16 and 8 bits on inputs with outliers, on a GPU",
     "gpu-decode": "steps of generation on a GPU beside cuDNN and FlashAttention: time and GB/s of keys",

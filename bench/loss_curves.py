@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import harness
@@ -22,8 +23,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-CONTEXT, BATCH, WIDTH, HEADS, HEADS_KV, LAYERS, WINDOW = 256, 16, 256, 4, 2, 4, 63
+CONTEXT, BATCH = 256, 16
 SMOOTH = 20  # steps that a point of a compared curve is the mean of
+
+
+@dataclass(frozen=True)
+class Shape:
+    width: int = 256
+    heads: int = 4
+    heads_kv: int = 2
+    layers: int = 4
+    context: int = CONTEXT
+    window: int = 63  # of every other layer
+    qk_norm: bool = False  # RMSNorm of each query and key, with learned weights
+    rotary: bool = False  # rotary embeddings of queries and keys in place of learned positions
+
 
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
@@ -45,18 +59,34 @@ def on_math(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     return out.transpose(1, 2)
 
 
+def rotary(x: Tensor) -> Tensor:
+    """Turns the pairs of channels (i, i + half) of (batch, tokens, heads, channels) by the token's angle."""
+    half = x.shape[-1] // 2
+    rate = 10000.0 ** (-torch.arange(half, device=x.device) / half)
+    angle = (torch.arange(x.shape[1], device=x.device)[:, None] * rate)[:, None]
+    a, b = x.split(half, -1)
+    return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+
+
 class Block(nn.Module):
-    def __init__(self, window: int) -> None:
+    def __init__(self, shape: Shape, window: int) -> None:
         super().__init__()
-        self.window = window
-        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
-        self.qkv = nn.Linear(WIDTH, WIDTH + 2 * WIDTH * HEADS_KV // HEADS)
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.wide = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.shape, self.window, width = shape, window, shape.width
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv = nn.Linear(width, width + 2 * width * shape.heads_kv // shape.heads)
+        self.out = nn.Linear(width, width)
+        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        if shape.qk_norm:
+            self.qk_norms = nn.ModuleList(nn.RMSNorm(width // shape.heads) for _ in range(2))
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        heads = self.qkv(self.norms[0](x)).unflatten(-1, (HEADS + 2 * HEADS_KV, -1))
-        q, k, v = heads.split([HEADS, HEADS_KV, HEADS_KV], dim=2)
+        heads, heads_kv = self.shape.heads, self.shape.heads_kv
+        every = self.qkv(self.norms[0](x)).unflatten(-1, (heads + 2 * heads_kv, -1))
+        q, k, v = every.split([heads, heads_kv, heads_kv], dim=2)
+        if self.shape.qk_norm:
+            q, k = self.qk_norms[0](q), self.qk_norms[1](k)
+        if self.shape.rotary:
+            q, k = rotary(q), rotary(k)
         x = x + self.out(attend(q, k, v, self.window).flatten(2))
         return x + self.wide(self.norms[1](x))
 
@@ -64,14 +94,19 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Predicts the next byte."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Shape = Shape()) -> None:
         super().__init__()
-        self.bytes, self.places = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList(Block(WINDOW if layer % 2 else -1) for layer in range(LAYERS))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)
+        self.bytes, self.places = (nn.Embedding(n, shape.width) for n in (256, shape.context))
+        self.shape = shape
+        self.blocks = nn.ModuleList(
+            Block(shape, shape.window if layer % 2 else -1) for layer in range(shape.layers)
+        )
+        self.norm, self.head = nn.LayerNorm(shape.width), nn.Linear(shape.width, 256)
 
     def forward(self, text: Tensor, attend: Attend) -> Tensor:
-        x = self.bytes(text) + self.places.weight[: text.shape[1]]
+        x = self.bytes(text)
+        if not self.shape.rotary:
+            x = x + self.places.weight[: text.shape[1]]
         for block in self.blocks:
             x = block(x, attend)
         return self.head(self.norm(x))

@@ -1,0 +1,114 @@
+"""Tables of records/gradients-in-8-bits.json: what `gradients-in-8-bits` prints and the documentation has."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable
+
+from gpu_tables import Document, right
+
+PRODUCTS = {"s": "Q K^T", "dp": "dO V^T", "dv": "P^T dO", "dq": "dS K", "dk": "dS^T Q"}
+FORMATS = ("e4m3", "e5m2", "s8")
+NAMES = ("dq", "dk", "dv")
+GOAL = 0.995
+RANDOM = ("normal", "outliers", "biased")
+
+
+def is_real(row: Document) -> bool:
+    return row["inputs"] not in RANDOM
+
+
+def show(cosine: float) -> str:
+    """As many digits as tell it from 1, and never rounded up to the goal or to 1."""
+    digits = 3
+    while digits < 6 and (round(cosine, digits) >= GOAL > cosine or round(cosine, digits) >= 1):
+        digits += 1
+    return f"{cosine:.{digits}f}"
+
+
+def products(document: Document) -> list[str]:
+    """One product in 8 bits, all else exact: the lowest cosine of a gradient in any real layer."""
+    lowest: dict[tuple[str, str], float] = {}
+    for row in filter(is_real, document["alone"]):
+        key = row["product"], row["recipe"]
+        lowest[key] = min(lowest.get(key, 1.0), *row["cosine"])
+    kinds = ("tensor", "block", "line", "mended")
+    rows = []
+    for product, formula in PRODUCTS.items():
+        for format in FORMATS:
+            cells = [show(lowest[product, f"{format}, {kind}"]) for kind in kinds]
+            rows.append([f"{formula}, {format}", *cells])
+    return right(["product", *kinds], rows)
+
+
+def lowest(rows: Iterable[Document], name: str, figure: str = "cosine") -> float:
+    return min(row[name][figure] for row in rows)
+
+
+def recipes(document: Document) -> list[str]:
+    """Whole recipes: lowest cosines in real layers, of heads, and of random inputs."""
+    rows = []
+    for said in dict.fromkeys(row["recipe"] for row in document["together"]):
+        of = [row for row in document["together"] if row["recipe"] == said]
+        real = [row for row in of if is_real(row)]
+        cells = [show(lowest(real, name)) for name in NAMES]
+        cells.append(show(min(lowest(real, name, "worst_head") for name in NAMES)))
+        for inputs in RANDOM:
+            cells.append(show(min(lowest((r for r in of if r["inputs"] == inputs), n) for n in NAMES)))
+        rows.append([said, *cells])
+    return right(["recipe", *NAMES, "a head", *RANDOM], rows)
+
+
+def holding(document: Document) -> list[str]:
+    """Recipes of 8 bits that reach the goal in every real layer."""
+    real = [row for row in document["together"] if is_real(row)]
+    names = dict.fromkeys(row["recipe"] for row in real)
+    return [
+        said
+        for said in names
+        if said != "bf16" and all(lowest((r for r in real if r["recipe"] == said), n) >= GOAL for n in NAMES)
+    ]
+
+
+def spikes(norms: list[float]) -> int:
+    """Steps whose gradient norm is above four times the median of the fifty before, or is no number."""
+    count, before = 0, list[float]()
+    for norm in norms:
+        spike = not math.isfinite(norm) or (len(before) >= 20 and norm > 4 * statistics.median(before[-50:]))
+        count += spike
+        if math.isfinite(norm):
+            before.append(norm)
+    return count
+
+
+def learning(document: Document) -> list[str]:
+    """The held-out loss at the end, by seed, and its distance from bf16's of the same seed."""
+    runs: dict[str, list[Document]] = {}
+    for run in document["learning"]:
+        runs.setdefault(run["recipe"], []).append(run)
+    base = [run["held_out"][-1] for run in runs["bf16"]]
+    rows = []
+    for said, of in runs.items():
+        last = [run["held_out"][-1] for run in of]
+        gaps = [a - b for a, b in zip(last, base, strict=True)]
+        rows.append(
+            [
+                said,
+                ", ".join(f"{x:.3f}" for x in last),
+                f"{statistics.fmean(gaps):+.4f}",
+                f"{max(map(abs, gaps)):.4f}",
+                f"{max(last) - min(last):.4f}",
+                sum(spikes(run["norms"]) for run in of),
+            ]
+        )
+    return right(
+        ["attention", "loss, by seed", "gap, mean", "gap, largest", "spread of seeds", "spikes"], rows
+    )
+
+
+TABLES: dict[str, Callable[[Document], list[str]]] = {
+    "products-in-8-bits": products,
+    "recipes-in-8-bits": recipes,
+    "learning-in-8-bits": learning,
+}

@@ -1,0 +1,200 @@
+"""Which products of the backward pass may be in 8 bits: gradients beside fp64, and whether models learn.
+
+    python bench gradients-in-8-bits [--parts PART ...] [--json FILE] [--plot FILE]
+    python bench gradients-in-8-bits --from FILE [--plot FILE]
+
+The parts are `alone` (one product rounded, all else exact), `together` (whole recipes) and `learning` (a
+small transformer trained by some recipes, by seed); all of them if none is named. A part replaces that of an
+earlier FILE. Arithmetic is in f64 on values that were rounded exactly; `eight_bit_recipes.py` says what is
+rounded how. Tensors are random ones, those of a sentence encoder, and those of models trained here. The exit
+status is 1 if no recipe in 8 bits reaches a cosine of 0.995 in every real layer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import eight_bit_learning
+import eight_bit_recipes
+import eight_bit_tables
+import eight_bit_tensors
+import harness
+import loss_curves
+import torch
+from eight_bit_gradients import Attention, Recipe
+from eight_bit_tables import GOAL, NAMES
+from eight_bit_tensors import Tensors
+from torch import Tensor
+
+#: Which gradients a product has a part in.
+AFFECTED = {"s": NAMES, "dp": ("dq", "dk"), "dv": ("dv",), "dq": ("dq",), "dk": ("dk",)}
+CHUNK = 256  # rows whose P and dS are in memory
+
+
+def gradients(tensors: Tensors, recipe: Recipe) -> dict[str, Tensor]:
+    attention = Attention(tensors.q, tensors.k, tensors.v, recipe, tensors.window)
+    return dict(zip(NAMES, attention.gradients(tensors.dout, CHUNK), strict=True))
+
+
+def cosine(a: Tensor, b: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Zeros are like nothing but zeros."""
+    (aa, bb, ab) = ((x * y).sum(dims) for x, y in ((a, a), (b, b), (a, b)))
+    return (ab / (aa * bb).sqrt()).where(aa * bb > 0, (aa == bb).double())
+
+
+def compare(got: Tensor, exact: Tensor, tokens: int) -> dict[str, float]:
+    """Both are (batch, KV heads, rows, channels)."""
+    got, exact = (x.unflatten(2, (-1, tokens)).flatten(0, 2) for x in (got, exact))  # heads, tokens, channels
+    error = got - exact
+    return {
+        "cosine": cosine(got, exact, (0, 1, 2)).item(),
+        "worst_head": cosine(got, exact, (1, 2)).min().item(),
+        #: the cosine that all but a twentieth of the rows exceed
+        "rows": cosine(got, exact, (2,)).flatten().quantile(0.05).item(),
+        "error": (error.norm() / exact.norm()).item(),
+        "gain": ((got * exact).sum() / exact.square().sum()).item(),
+        #: the error's mean over tokens, in units of what independent errors of its size have
+        "bias": (error.mean(1).norm() / error.norm() * tokens).item(),
+    }
+
+
+def inputs(quick: bool, kept: Path | None) -> dict[str, list[Tensors]]:
+    """Layers by the name of their input. Those of models are read from `kept`, or trained for and kept."""
+    tokens = 128 if quick else 1024
+    found = eight_bit_tensors.random(tokens)
+    if quick:
+        schedule = eight_bit_tensors.Schedule(2, 64, 1, 128, (1,), 128)
+    else:
+        found["encoder"] = eight_bit_tensors.encoder()
+        schedule = eight_bit_tensors.Schedule()
+    if kept and kept.exists():
+        return found | {
+            name: [Tensors(*layer) for layer in layers] for name, layers in torch.load(kept).items()
+        }
+    models = {}
+    for name, shape in eight_bit_tensors.MODELS.items():
+        for when, layers in eight_bit_tensors.trained(shape, schedule).items():
+            models[f"{name}, {when}"] = layers
+    if kept:
+        torch.save({name: [tuple(layer) for layer in layers] for name, layers in models.items()}, kept)
+    return found | models
+
+
+def exact_gradients(layers: list[Tensors]) -> list[dict[str, Tensor]]:
+    return [gradients(layer, Recipe(out=None)) for layer in layers]
+
+
+def measure_alone(found: dict[str, list[Tensors]]) -> list[dict[str, Any]]:
+    """By input, product and recipe: the lowest cosine of the gradients that it changes, layer by layer."""
+    rows = []
+    for name, layers in found.items():
+        if layers[0].k.shape[-2] > 1024:
+            continue
+        exact = exact_gradients(layers)
+        for product, recipes in eight_bit_recipes.alone().items():
+            for said, recipe in recipes.items():
+                cosines = []
+                for layer, right in zip(layers, exact, strict=True):
+                    got = gradients(layer, recipe)
+                    tokens = layer.k.shape[-2]
+                    each = [compare(got[n], right[n], tokens)["cosine"] for n in AFFECTED[product]]
+                    cosines.append(round(min(each), 6))
+                rows.append({"inputs": name, "product": product, "recipe": said, "cosine": cosines})
+        print(name, file=sys.stderr, flush=True)
+    return rows
+
+
+def measure_together(found: dict[str, list[Tensors]]) -> list[dict[str, Any]]:
+    """By input, layer and recipe: every gradient's figures."""
+    rows = []
+    for name, layers in found.items():
+        for number, layer in enumerate(layers):
+            (right,) = exact_gradients([layer])
+            tokens = layer.k.shape[-2]
+            for said, recipe in eight_bit_recipes.together().items():
+                got = gradients(layer, recipe)
+                figures = {
+                    n: {key: float(f"{x:.6g}") for key, x in compare(got[n], right[n], tokens).items()}
+                    for n in NAMES
+                }
+                rows.append({"inputs": name, "layer": number, "recipe": said, **figures})
+        print(name, file=sys.stderr, flush=True)
+    return rows
+
+
+def report(document: dict[str, Any]) -> bool:
+    """Whether a recipe reaches the goal in every real layer, and models learn by it."""
+    for part, table in zip(PARTS, eight_bit_tables.TABLES.values(), strict=True):
+        if part in document:
+            run = document["runs"][part]
+            print(f"{part}: {run['device']}, commit {run['commit']}, {run['command']}\n")
+            print("\n".join(table(document)), end="\n\n")
+    if "together" not in document:
+        return True
+    holding = eight_bit_tables.holding(document)
+    print(f"At {GOAL} in every real layer: {'; '.join(holding) or 'none'}")
+    return bool(holding)
+
+
+def plot(document: dict[str, Any], path: Path) -> None:
+    """Losses on held-out text, as distances from bf16's mean, and gradient norms."""
+    figure, (losses, norms) = harness.pyplot().subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    runs = document["learning"]
+    base = torch.tensor([run["held_out"] for run in runs if run["recipe"] == "bf16"]).mean(0)
+    for number, name in enumerate(dict.fromkeys(run["recipe"] for run in runs)):
+        for run in (run for run in runs if run["recipe"] == name):
+            label = name if run["seed"] == 0 else None
+            every, steps = eight_bit_learning.EVERY, len(run["losses"])
+            looks = [min(every * (i + 1), steps) for i in range(len(run["held_out"]))]
+            losses.plot(looks, torch.tensor(run["held_out"]) - base, color=f"C{number}", label=label)
+            smooth = loss_curves.smooth(run["norms"])
+            norms.plot(range(len(smooth)), smooth, color=f"C{number}", linewidth=0.8, label=label)
+    losses.set(xlabel="step", ylabel="held-out loss less bf16's mean, nats a byte")
+    losses.set_yscale("symlog", linthresh=0.02)
+    norms.set(xlabel="step", ylabel=f"gradient norm (mean of {loss_curves.SMOOTH} steps)", yscale="log")
+    for axis in (losses, norms):
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+PARTS = ("alone", "together", "learning")
+
+
+def main() -> int:
+    parser = harness.parser(__doc__, "json", "plot", "from")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument(
+        "--tensors", type=Path, help="keep the models' tensors in this file, and read them there"
+    )
+    parser.add_argument("--steps", type=int, default=500, help="of learning")
+    parser.add_argument("--seeds", type=int, default=3, help="of learning")
+    args = parser.parse_args()
+    if args.source:
+        document = json.loads(args.source.read_text())
+    else:
+        document = json.loads(args.json.read_text()) if args.json and args.json.exists() else {"runs": {}}
+        found = inputs(args.quick, args.tensors) if {"alone", "together"} & set(args.parts) else {}
+        for part in args.parts:
+            match part:
+                case "alone":
+                    document[part] = measure_alone(found)
+                case "together":
+                    document[part] = measure_together(found)
+                case _:
+                    recipes = eight_bit_recipes.learning()
+                    document[part] = eight_bit_learning.measure(recipes, args.seeds, args.steps)
+            document["runs"][part] = harness.origin(harness.machine())
+            harness.write_json(document, args.json)
+    holds = report(document)
+    if args.plot:
+        plot(document, args.plot)
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
