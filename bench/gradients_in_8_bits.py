@@ -127,7 +127,7 @@ def measure_together(found: dict[str, list[Tensors]]) -> list[dict[str, Any]]:
 
 def report(document: dict[str, Any]) -> bool:
     """Whether a recipe reaches the goal in every real layer, and models learn by it."""
-    for part, table in zip(PARTS, eight_bit_tables.TABLES.values(), strict=True):
+    for part, table in PARTS.items():
         if part in document:
             run = document["runs"][part]
             print(f"{part}: {run['device']}, commit {run['commit']}, {run['command']}\n")
@@ -161,12 +161,16 @@ def plot(document: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-PARTS = ("alone", "together", "learning")
+PARTS = {
+    "alone": eight_bit_tables.products,
+    "together": eight_bit_tables.recipes,
+    "learning": eight_bit_tables.learning,
+}
 
 
 def main() -> int:
     parser = harness.parser(__doc__, "json", "plot", "from")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument(
         "--tensors", type=Path, help="keep the models' tensors in this file, and read them there"
