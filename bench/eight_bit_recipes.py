@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from eight_bit_gradients import BF16, E4M3, E5M2, S8, U8, Format, Group, Operand, Pair, Recipe
 from eight_bit_tables import PRODUCTS
@@ -67,13 +68,6 @@ def alone() -> dict[str, dict[str, Recipe]]:
     return found
 
 
-#: The forward pass's P V of the library's two precisions (docs/numerics.md).
-FORWARD = {
-    E4M3: Pair(Operand(E4M3, "tensor"), Operand(E4M3, "block")),
-    S8: Pair(Operand(U8, "row"), Operand(S8, "block"), rotated=True),
-}
-
-
 def one_copy(
     format: Format,
     operands: Group,
@@ -83,19 +77,26 @@ def one_copy(
     stochastic: bool = False,
     gradients: Format | None = None,
 ) -> Recipe:
-    """Q, K, V and dO are rounded once, with scales by `operands`, and all products read these values. P and
-    dS have scales as `tiles` says. `mended`: rotation, means of K and V removed, delta from the rounded dO.
-    Products that `sixteen_bits` names ("s", "dp") stay in 16 bits. dO and dS are in `gradients`, if given."""
+    """Q, K, V and dO are rounded once, with scales by `operands`, and all products read these values, the
+    forward pass's too (docs/numerics.md has its recipes). P and dS have scales as `tiles` says.
+
+    `mended`: rotation where the forward pass has it (Q and K, and V with s8; dO as V), K's mean removed, and
+    delta from the rounded dO. As V is the forward's, rows of dS then add up to 0 before they are rounded.
+    Products that `sixteen_bits` names ("s", "dp") stay in 16 bits. dO and dS are in `gradients`, if given.
+    """
     of_gradients = gradients or format
-    groups = SCALES[tiles]
+    rotates_v = mended and format is S8
     p = U8 if format is S8 else format
+    p_forward: Group = "row" if format is S8 and operands != "tensor" else "tensor"
 
     def product(a: Format, b: Format, name: str) -> Pair:
-        group = groups[name][0] if name in ("dv", "dq", "dk") else operands
-        return Pair(Operand(a, group, stochastic and name in ("dq", "dk")), Operand(b, operands), mended)
+        group = SCALES[tiles][name][0] if name in ("dv", "dq", "dk") else operands
+        turned = rotates_v if name in ("dp", "dv") else mended
+        return Pair(Operand(a, group, stochastic and name in ("dq", "dk")), Operand(b, operands), turned)
 
     in_eight = {
         "s": product(format, format, "s"),
+        "pv": Pair(Operand(p, p_forward), Operand(format, operands), rotates_v),
         "dp": product(of_gradients, format, "dp"),
         "dv": product(p, of_gradients, "dv"),
         "dq": product(of_gradients, format, "dq"),
@@ -103,14 +104,8 @@ def one_copy(
     }
     for name in sixteen_bits:
         del in_eight[name]
-    has_dp = "dp" in in_eight
-    return Recipe(
-        **in_eight,
-        pv=FORWARD[format] if "s" in in_eight else sixteen().pv,
-        smooth_k=mended,
-        smooth_v=mended and has_dp,
-        delta="rounded" if mended and has_dp else "out",
-    )
+    delta: Literal["out", "rounded"] = "rounded" if mended and "dp" in in_eight else "out"
+    return Recipe(**in_eight, smooth_k=mended, delta=delta)
 
 
 def sixteen() -> Recipe:
@@ -122,9 +117,7 @@ def sixteen() -> Recipe:
 def together() -> dict[str, Recipe]:
     """Whole recipes, by the format of products, the scales, and what mends them."""
     best = one_copy(S8, "block", "line")
-    means = replace(
-        one_copy(S8, "block", "line", mended=False), smooth_k=True, smooth_v=True, delta="rounded"
-    )
+    unturned = replace(one_copy(S8, "block", "line", mended=False), smooth_k=True, delta="rounded")
     return {
         "bf16": sixteen(),
         "e4m3, tensor": one_copy(E4M3, "tensor", "tensor", mended=False),
@@ -133,16 +126,17 @@ def together() -> dict[str, Recipe]:
         "e4m3, block, mended": one_copy(E4M3, "block", "block"),
         "e4m3, row, mended": one_copy(E4M3, "row", "line"),
         "e4m3, block, mended, dP 16": one_copy(E4M3, "block", "block", sixteen_bits=("dp",)),
-        "e4m3, block, mended, S and dP 16": one_copy(E4M3, "block", "block", sixteen_bits=("s", "dp")),
+        "e4m3, block, mended, S 16": one_copy(E4M3, "block", "block", sixteen_bits=("s",)),
         "s8, tensor": one_copy(S8, "tensor", "tensor", mended=False),
         "s8, block": one_copy(S8, "block", "block", mended=False),
         "s8, block, mended": one_copy(S8, "block", "block"),
         "s8, line": one_copy(S8, "block", "line", mended=False),
         "s8, line, mended": best,
-        "s8, line, mended, but rotation": means,
+        "s8, line, mended, but rotation": unturned,
         "s8, line, mended, but K's mean": replace(best, smooth_k=False),
-        "s8, line, mended, but V's mean": replace(best, smooth_v=False),
         "s8, line, mended, but delta": replace(best, delta="out"),
+        "s8, line, mended, and V's mean": replace(best, smooth_v=True),
+        "s8, line, mended, delta of P dP": replace(best, delta="sum"),
         "s8, line, mended, stochastic": one_copy(S8, "block", "line", stochastic=True),
         "s8, line, mended, dP 16": one_copy(S8, "block", "line", sixteen_bits=("dp",)),
         "s8, row, mended": one_copy(S8, "row", "line"),

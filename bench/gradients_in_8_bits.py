@@ -31,6 +31,7 @@ from torch import Tensor
 
 #: Which gradients a product has a part in.
 AFFECTED = {"s": NAMES, "dp": ("dq", "dk"), "dv": ("dv",), "dq": ("dq",), "dk": ("dk",)}
+SHORT = 1024  # tokens; of more a part of the recipes is measured
 CHUNK = 256  # rows whose P and dS are in memory
 
 
@@ -91,7 +92,7 @@ def measure_alone(found: dict[str, list[Tensors]]) -> list[dict[str, Any]]:
     """By input, product and recipe: the lowest cosine of the gradients that it changes, layer by layer."""
     rows = []
     for name, layers in found.items():
-        if layers[0].k.shape[-2] > 1024:
+        if layers[0].k.shape[-2] > SHORT:
             continue
         exact = exact_gradients(layers)
         for product, recipes in eight_bit_recipes.alone().items():
@@ -115,6 +116,8 @@ def measure_together(found: dict[str, list[Tensors]]) -> list[dict[str, Any]]:
             (right,) = exact_gradients([layer])
             tokens = layer.k.shape[-2]
             for said, recipe in eight_bit_recipes.together().items():
+                if tokens > SHORT and said not in eight_bit_tables.CHOSEN:
+                    continue
                 got = gradients(layer, recipe)
                 figures = {
                     n: {key: float(f"{x:.6g}") for key, x in compare(got[n], right[n], tokens).items()}
@@ -175,7 +178,7 @@ def main() -> int:
     parser.add_argument(
         "--tensors", type=Path, help="keep the models' tensors in this file, and read them there"
     )
-    parser.add_argument("--steps", type=int, default=500, help="of learning")
+    parser.add_argument("--steps", type=int, default=400, help="of learning")
     parser.add_argument("--seeds", type=int, default=3, help="of learning")
     args = parser.parse_args()
     if args.source:
