@@ -178,7 +178,7 @@ def main() -> int:
     parser.add_argument(
         "--tensors", type=Path, help="keep the models' tensors in this file, and read them there"
     )
-    parser.add_argument("--steps", type=int, default=400, help="of learning")
+    parser.add_argument("--steps", type=int, default=300, help="of learning")
     parser.add_argument("--seeds", type=int, default=3, help="of learning")
     args = parser.parse_args()
     if args.source:
