@@ -76,13 +76,15 @@ def one_copy(
     sixteen_bits: tuple[str, ...] = (),
     stochastic: bool = False,
     gradients: Format | None = None,
+    scores: Format | None = None,
 ) -> Recipe:
     """Q, K, V and dO are rounded once, with scales by `operands`, and all products read these values, the
     forward pass's too (docs/numerics.md has its recipes). P and dS have scales as `tiles` says.
 
     `mended`: rotation where the forward pass has it (Q and K, and V with s8; dO as V), K's mean removed, and
     delta from the rounded dO. As V is the forward's, rows of dS then add up to 0 before they are rounded.
-    Products that `sixteen_bits` names ("s", "dp") stay in 16 bits. dO and dS are in `gradients`, if given.
+    Products that `sixteen_bits` names ("s", "dp") stay in 16 bits. dO and dS are in `gradients`, if given, and
+    Q and K for Q K^T in `scores`: their transposed copies, for dK and dQ, then have other values.
     """
     of_gradients = gradients or format
     rotates_v = mended and format is S8
@@ -95,7 +97,7 @@ def one_copy(
         return Pair(Operand(a, group, stochastic and name in ("dq", "dk")), Operand(b, operands), turned)
 
     in_eight = {
-        "s": product(format, format, "s"),
+        "s": product(scores or format, scores or format, "s"),
         "pv": Pair(Operand(p, p_forward), Operand(format, operands), rotates_v),
         "dp": product(of_gradients, format, "dp"),
         "dv": product(p, of_gradients, "dv"),
@@ -127,6 +129,7 @@ def together() -> dict[str, Recipe]:
         "e4m3, row, mended": one_copy(E4M3, "row", "line"),
         "e4m3, block, mended, dP 16": one_copy(E4M3, "block", "block", sixteen_bits=("dp",)),
         "e4m3, block, mended, S 16": one_copy(E4M3, "block", "block", sixteen_bits=("s",)),
+        "e4m3, block, mended, S s8": one_copy(E4M3, "block", "block", scores=S8),
         "s8, tensor": one_copy(S8, "tensor", "tensor", mended=False),
         "s8, block": one_copy(S8, "block", "block", mended=False),
         "s8, block, mended": one_copy(S8, "block", "block"),
