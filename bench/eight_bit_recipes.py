@@ -83,8 +83,8 @@ def one_copy(
 
     `mended`: rotation where the forward pass has it (Q and K, and V with s8; dO as V), K's mean removed, and
     delta from the rounded dO. As V is the forward's, rows of dS then add up to 0 before they are rounded.
-    Products that `sixteen_bits` names ("s", "dp") stay in 16 bits. dO and dS are in `gradients`, if given, and
-    Q and K for Q K^T in `scores`: their transposed copies, for dK and dQ, then have other values.
+    Products that `sixteen_bits` names ("s", "dp") stay in 16 bits. If given, `gradients` is the format of dO
+    and dS, and `scores` that of Q and K for Q K^T, whose copies for dK and dQ then have other values.
     """
     of_gradients = gradients or format
     rotates_v = mended and format is S8
