@@ -108,15 +108,19 @@ def measure_alone(found: dict[str, list[Tensors]]) -> list[dict[str, Any]]:
     return rows
 
 
-def measure_together(found: dict[str, list[Tensors]]) -> list[dict[str, Any]]:
-    """By input, layer and recipe: every gradient's figures."""
+def measure_together(found: dict[str, list[Tensors]], kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By input, layer and recipe: every gradient's figures. Rows of an earlier run are kept."""
     rows = []
+    earlier = {(row["inputs"], row["layer"], row["recipe"]): row for row in kept}
     for name, layers in found.items():
         for number, layer in enumerate(layers):
             (right,) = exact_gradients([layer])
             tokens = layer.k.shape[-2]
             for said, recipe in eight_bit_recipes.together().items():
                 if tokens > SHORT and said not in eight_bit_tables.CHOSEN:
+                    continue
+                if row := earlier.get((name, number, said)):
+                    rows.append(row)
                     continue
                 got = gradients(layer, recipe)
                 figures = {
@@ -178,6 +182,7 @@ def main() -> int:
     parser.add_argument(
         "--tensors", type=Path, help="keep the models' tensors in this file, and read them there"
     )
+    parser.add_argument("--resume", action="store_true", help="keep the rows of `together` that FILE has")
     parser.add_argument("--steps", type=int, default=300, help="of learning")
     parser.add_argument("--seeds", type=int, default=3, help="of learning")
     args = parser.parse_args()
@@ -191,11 +196,13 @@ def main() -> int:
                 case "alone":
                     document[part] = measure_alone(found)
                 case "together":
-                    document[part] = measure_together(found)
+                    kept = document.get(part, []) if args.resume else []
+                    document[part] = measure_together(found, kept)
                 case _:
                     recipes = eight_bit_recipes.learning()
                     document[part] = eight_bit_learning.measure(recipes, args.seeds, args.steps)
-            document["runs"][part] = harness.origin(harness.machine())
+            before = {"before": document["runs"][part]} if args.resume and part in document["runs"] else {}
+            document["runs"][part] = harness.origin(harness.machine()) | before
             harness.write_json(document, args.json)
     holds = report(document)
     if args.plot:
