@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable
 
 from gpu_tables import Document, right
@@ -76,10 +77,10 @@ def recipes(document: Document) -> list[str]:
 
 
 def chosen_recipes(document: Document) -> list[str]:
-    """The rows that the documentation has, with the last of the random inputs alone."""
+    """The rows that the documentation has, without a head's cosine, and of random inputs the last alone."""
     cells = cells_of_recipes(document)
-    rows = ([said, *cells[said][:4], cells[said][-1]] for said in CHOSEN)
-    return right(["recipe", *NAMES, "a head", RANDOM[-1]], rows)
+    rows = ([said, *cells[said][:3], cells[said][-1]] for said in CHOSEN)
+    return right(["recipe", *NAMES, RANDOM[-1]], rows)
 
 
 def holding(document: Document) -> list[str]:
@@ -105,23 +106,46 @@ def spikes(norms: list[float]) -> int:
     return count
 
 
-def learning(document: Document) -> list[str]:
-    """Held-out losses at the end, and their gaps from bf16's of the same seed."""
+def ends(document: Document) -> dict[str, tuple[list[float], list[float], int]]:
+    """By recipe: held-out losses at the end, their distances from bf16's of the same seed, and spikes."""
     runs: dict[str, list[Document]] = {}
     for run in document["learning"]:
         runs.setdefault(run["recipe"], []).append(run)
     base = [run["held_out"][-1] for run in runs["bf16"]]
-    rows = []
+    found = {}
     for said, of in runs.items():
         last = [run["held_out"][-1] for run in of]
         gaps = [a - b for a, b in zip(last, base, strict=True)]
+        found[said] = last, gaps, sum(spikes(run["norms"]) for run in of)
+    return found
+
+
+def learning(document: Document) -> list[str]:
+    rows = []
+    for said, (last, gaps, count) in ends(document).items():
         cells = [f"{statistics.fmean(last):.4f}", f"{statistics.fmean(gaps):+.4f}"]
-        cells += [f"{max(map(abs, gaps)):.4f}", f"{max(last) - min(last):.4f}"]
-        rows.append([said, *cells, sum(spikes(run["norms"]) for run in of)])
+        cells += [f"{max(map(abs, gaps)):.4f}", f"{max(last) - min(last):.4f}", str(count)]
+        rows.append([said, *cells])
     return right(["attention", "loss", "gap", "largest", "seeds", "spikes"], rows)
+
+
+def learning_in_words(document: Document) -> list[str]:
+    found = ends(document)
+    last, _, _ = found["bf16"]
+    gaps = {
+        said: f"`{said}` {max(map(abs, gaps)):.4f}" for said, (_, gaps, _) in found.items() if said != "bf16"
+    }
+    *most, final = gaps.values()
+    spiky = [f"`{said}` {n}" for said, (_, _, n) in found.items() if n]
+    said = (
+        f"bf16 ends at {statistics.fmean(last):.4f}, and its seeds are {max(last) - min(last):.4f} apart. At most "
+        f"so far from it, of the same seed, are {', '.join(most)} and {final}. "
+        f"Spikes: {', '.join(spiky) or 'none'}."
+    )
+    return textwrap.wrap(said, 110, break_on_hyphens=False, break_long_words=False)
 
 
 TABLES: dict[str, Callable[[Document], list[str]]] = {
     "recipes-in-8-bits": chosen_recipes,
-    "learning-in-8-bits": learning,
+    "learning-in-8-bits": learning_in_words,
 }
