@@ -138,8 +138,8 @@ def learning_in_words(document: Document) -> list[str]:
     *most, final = gaps.values()
     spiky = [f"`{said}` {n}" for said, (_, _, n) in found.items() if n]
     said = (
-        f"bf16 ends at {statistics.fmean(last):.4f}, and its seeds are {max(last) - min(last):.4f} apart. At most "
-        f"so far from it, of the same seed, are {', '.join(most)} and {final}. "
+        f"bf16 ends at {statistics.fmean(last):.4f}, and its seeds are {max(last) - min(last):.4f} apart. "
+        f"At most so far from it, of the same seed, are {', '.join(most)} and {final}. "
         f"Spikes: {', '.join(spiky) or 'none'}."
     )
     return textwrap.wrap(said, 110, break_on_hyphens=False, break_long_words=False)
