@@ -147,20 +147,22 @@ def report(document: dict[str, Any]) -> bool:
 
 
 def plot(document: dict[str, Any], path: Path) -> None:
-    """Losses on held-out text, as distances from bf16's mean, and gradient norms."""
+    """Held-out losses less bf16's of the same seed, beside bf16's seeds less their mean; gradient norms."""
     figure, (losses, norms) = harness.pyplot().subplots(1, 2, figsize=(12, 4.5), layout="constrained")
     runs = document["learning"]
-    base = torch.tensor([run["held_out"] for run in runs if run["recipe"] == "bf16"]).mean(0)
+    base = {run["seed"]: torch.tensor(run["held_out"]) for run in runs if run["recipe"] == "bf16"}
+    mean = torch.stack([*base.values()]).mean(0)
     for number, name in enumerate(dict.fromkeys(run["recipe"] for run in runs)):
+        color, less = ("grey", ", less its seeds' mean") if name == "bf16" else (f"C{number}", "")
         for run in (run for run in runs if run["recipe"] == name):
-            label = name if run["seed"] == 0 else None
+            first = run["seed"] == 0
             every, steps = eight_bit_learning.EVERY, len(run["losses"])
             looks = [min(every * (i + 1), steps) for i in range(len(run["held_out"]))]
-            losses.plot(looks, torch.tensor(run["held_out"]) - base, color=f"C{number}", label=label)
+            distance = torch.tensor(run["held_out"]) - (mean if name == "bf16" else base[run["seed"]])
+            losses.plot(looks, distance, color=color, label=name + less if first else None)
             smooth = loss_curves.smooth(run["norms"])
-            norms.plot(range(len(smooth)), smooth, color=f"C{number}", linewidth=0.8, label=label)
-    losses.set(xlabel="step", ylabel="held-out loss less bf16's mean, nats a byte")
-    losses.set_yscale("symlog", linthresh=0.02)
+            norms.plot(range(len(smooth)), smooth, color=color, linewidth=0.8, label=name if first else None)
+    losses.set(xlabel="step", ylabel="held-out loss less bf16's of the seed, nats a byte")
     norms.set(xlabel="step", ylabel=f"gradient norm (mean of {loss_curves.SMOOTH} steps)", yscale="log")
     for axis in (losses, norms):
         axis.grid(alpha=0.3)
