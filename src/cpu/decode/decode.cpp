@@ -49,8 +49,9 @@ Group group_of(const ForwardRun& run, const Sequence& s, std::int64_t first, std
   return group;
 }
 
-/// The partial results of one split of a group, `stride` numbers from head to head.
-void attend_split(const ForwardRun& run, const Group& group, std::int64_t split, double* partials,
+/// The partial results of one split of a group, `stride` numbers from head to head. Where this thread has
+/// `all` splits of the group, each fetches the first keys of the next.
+void attend_split(const ForwardRun& run, const Group& group, std::int64_t split, bool all, double* partials,
                   std::size_t stride) {
   // Only keys that some row sees: the first row's first to the last row's last.
   const ForwardTile& t = group.tiles[0];
@@ -58,8 +59,12 @@ void attend_split(const ForwardRun& run, const Group& group, std::int64_t split,
   const Window window{.left = t.window_left, .right = t.window_right};
   const std::int64_t first = visible_keys(window, 0, t.seqlen_q, t.seqlen_k).first;
   const std::int64_t last = visible_keys(window, t.seqlen_q - 1, t.seqlen_q, t.seqlen_k).last;
-  run.kernels.few_rows.attend(group.tiles.data(), group.count, std::max(first, split * size),
-                              std::min(last, (split + 1) * size), partials,
+  const auto end_of = [&](std::int64_t n) { return std::min(last, (n + 1) * size); };
+  const SplitKeys keys{.begin = std::max(first, split * size),
+                       .end = end_of(split),
+                       .next_end = all ? end_of(split + 1) : 0,
+                       .fetched = all && split * size > first};
+  run.kernels.few_rows.attend(group.tiles.data(), group.count, keys, partials,
                               static_cast<std::int64_t>(stride));
 }
 
@@ -77,9 +82,9 @@ void run_group(const ForwardRun& run, const Sequence& s, const Group& group) {
   auto* const total = reinterpret_cast<double*>(t.scratch + layout.partial);
   double* const next = total + short_partial_numbers(t.head_dim_v);
   const std::size_t stride = layout.bytes / sizeof(double);
-  attend_split(run, group, 0, total, stride);
+  attend_split(run, group, 0, true, total, stride);
   for (std::int64_t split = 1; split < s.splits && !run.stops(); ++split) {
-    attend_split(run, group, split, next, stride);
+    attend_split(run, group, split, true, next, stride);
     for (int h = 0; h < group.count; ++h) {
       const std::size_t at = static_cast<std::size_t>(h) * stride;
       kernel.fold(group.tiles[static_cast<std::size_t>(h)], total + at, next + at);
@@ -105,7 +110,8 @@ DecodePlan plan_decode(const Problem& p, const Config& config) {
                        decode_scratch(static_cast<int>(p.head_dim_qk), static_cast<int>(p.head_dim_v)).bytes;
   // Threads share splits only where there are too few sequences and heads to go round, which bounds the
   // memory of the partial results.
-  if (p.batch * plan.head_groups < 4 * static_cast<std::int64_t>(config.threads) && plan.most_splits > 1) {
+  const bool few_groups = p.batch * plan.head_groups < 4 * static_cast<std::int64_t>(config.threads);
+  if (few_groups && config.threads > 1 && plan.most_splits > 1) {
     plan.partial_numbers = static_cast<std::size_t>(p.batch * p.heads_kv * plan.most_splits) *
                            short_partial_numbers(p.head_dim_v);
   }
@@ -121,7 +127,7 @@ void run_decode(const ForwardRun& run, const Sequence& s, std::int64_t item) {
   const Group group = group_of(run, s, item % plan.head_groups * plan.heads, plan.heads);
   if (run.partials == nullptr) return run_group(run, s, group);
   const std::int64_t split = item / plan.head_groups;
-  attend_split(run, group, split, shared_partial(run, s, group.first, split),
+  attend_split(run, group, split, false, shared_partial(run, s, group.first, split),
                static_cast<std::size_t>(plan.most_splits) * short_partial_numbers(run.problem.head_dim_v));
 }
 

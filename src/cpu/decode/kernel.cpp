@@ -221,9 +221,11 @@ Head<typename Scores::Query> open_head(const ForwardTile& t, const ForwardTile& 
 }
 
 template <typename Scores, typename T, typename K>
-void attend(const ForwardTile* tiles, int heads, std::int64_t begin, std::int64_t end, double* partials,
+void attend(const ForwardTile* tiles, int heads, const SplitKeys& keys, double* partials,
             std::int64_t stride) {
   const ForwardTile& t = tiles[0];
+  const std::int64_t begin = keys.begin;
+  const std::int64_t end = keys.end;
   Head<typename Scores::Query> group[short_heads];
   for (int h = 0; h < heads; ++h) {
     group[h] = open_head<Scores, T>(tiles[h], t, sizeof(K));
@@ -232,8 +234,8 @@ void attend(const ForwardTile* tiles, int heads, std::int64_t begin, std::int64_
   [[maybe_unused]] RoomOf<Scores> room;
   const SeenKeys seen = seen_keys(t);
   constexpr int block_keys = keys_of_block<Scores>;
-  const auto keys_from = [&](std::int64_t key) {
-    return end - key < block_keys ? static_cast<int>(end - key) : block_keys;
+  const auto keys_from = [](std::int64_t key, std::int64_t last) {
+    return last - key < block_keys ? static_cast<int>(last - key) : block_keys;
   };
   BlockRows<K> blocks[2];
   if constexpr (on_tiles<Scores>) blocks[0].whole = blocks[1].whole = short_block;
@@ -242,16 +244,18 @@ void attend(const ForwardTile* tiles, int heads, std::int64_t begin, std::int64_
                         on_tiles<Scores>);
   };
   if (begin < end) {
-    list_rows(t, begin, keys_from(begin), blocks[0]);
+    list_rows(t, begin, keys_from(begin, end), blocks[0]);
     if constexpr (!on_tiles<Scores>) touch_rows(blocks[0]);
-    ahead_in(blocks[0]).fetch_all();
+    if (!keys.fetched) ahead_in(blocks[0]).fetch_all();
   }
   bool fresh = true;  // whether the run of keys begins
   for (std::int64_t key = begin, n = 0; key < end; key += block_keys, ++n) {
     const BlockRows<K>& block = blocks[n % 2];
     BlockRows<K>& next = blocks[(n + 1) % 2];
     next.count = 0;
-    if (key + block_keys < end) list_rows(t, key + block_keys, keys_from(key + block_keys), next);
+    const std::int64_t after = key + block_keys;
+    if (const std::int64_t last = after < end ? end : keys.next_end; after < last)
+      list_rows(t, after, keys_from(after, last), next);
     if constexpr (!on_tiles<Scores>) touch_rows(next);
     RowsAhead<K> ahead = ahead_in(next);
     for (int h = 0; h < heads; ++h) attend_head<Scores>(group[h], key, block, seen, room, fresh, ahead);
@@ -311,10 +315,10 @@ struct ScoresOf<bf16, bf16> {
 };
 #endif
 
-void attend_short(const ForwardTile* tiles, int heads, std::int64_t begin, std::int64_t end, double* partials,
+void attend_short(const ForwardTile* tiles, int heads, const SplitKeys& keys, double* partials,
                   std::int64_t stride) {
   with_types(tiles[0], [&]<typename T, typename K>() {
-    attend<typename ScoresOf<T, K>::Type, T, K>(tiles, heads, begin, end, partials, stride);
+    attend<typename ScoresOf<T, K>::Type, T, K>(tiles, heads, keys, partials, stride);
   });
 }
 

@@ -263,10 +263,19 @@ struct ShortScratch {
 
 /// ForwardKernel for tiles of at most short_rows rows, whose scratch is a ShortScratch. A partial result is
 /// short_partial_numbers() numbers.
+/// Keys [begin, end) of a split.
+struct SplitKeys {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  /// This thread goes on with keys up to here, whose first block is fetched beside the last one of these.
+  std::int64_t next_end = 0;
+  bool fetched = false;  ///< the first block of these has been
+};
+
 struct ShortKernel {
-  /// The partial results of keys [begin, end) for `heads` tiles, which are KV heads of one sequence that
-  /// differ in nothing but where their rows lie and in their scales: tile i's goes to partials + i * stride.
-  void (*attend)(const ForwardTile* tiles, int heads, std::int64_t begin, std::int64_t end, double* partials,
+  /// The partial results of a split for `heads` tiles, which are KV heads of one sequence that differ in
+  /// nothing but where their rows lie and in their scales: tile i's goes to partials + i * stride.
+  void (*attend)(const ForwardTile* tiles, int heads, const SplitKeys& keys, double* partials,
                  std::int64_t stride) = nullptr;
   /// Adds partial result `next` to `total`.
   void (*fold)(const ForwardTile& tile, double* total, const double* next) = nullptr;
