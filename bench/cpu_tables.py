@@ -97,6 +97,7 @@ TABLES: dict[str, Callable[[Document], list[str]]] = {
     "cpu": speedups,
     "cpu-amx": beside_matrix_unit,
     "cpu-decode": decode,
+    "cpu-decode-amx": decode,
     "cpu-functions": functions,
     "cpu-functions-amx": beside_compiled,
     "errors-by-context": errors_by_context,
