@@ -117,7 +117,7 @@ def measure_together(found: dict[str, list[Tensors]], kept: list[dict[str, Any]]
             (right,) = exact_gradients([layer])
             tokens = layer.k.shape[-2]
             for said, recipe in eight_bit_recipes.together().items():
-                if tokens > SHORT and said not in eight_bit_tables.CHOSEN:
+                if tokens > SHORT and said not in eight_bit_tables.LONG:
                     continue
                 if row := earlier.get((name, number, said)):
                     rows.append(row)
