@@ -124,15 +124,17 @@ bool read_tensors(Args& args, const Table& table, const nb::tuple& arrays, std::
   return true;
 }
 
-// The quick way of a forward call: plain PyTorch tensors in, (out, lse or None) out. None where one of them
-// wants the long way: another type, rows that are not contiguous, float8. Where autograd is `recording` and
-// follows q, k, v or the sink, nothing runs: it is True, or None where such a call has no gradients.
+// The quick way of a forward call: plain PyTorch tensors in, (out, lse or None, recorded) out. None where one
+// of them wants the long way: another type, rows that are not contiguous, float8. A call is recorded, and has
+// an LSE, where autograd is `recording` and follows q, k, v or the sink; None where such a call has no
+// gradients.
 nb::object run_tensors(const nb::tuple& inputs, const Options& options, bool return_lse, bool recording) {
   if (inputs.size() != input_fields.size()) throw nb::value_error("a call has another number of inputs");
   ForwardArgs args;
   std::size_t next = 0;
   if (!read_tensors(args, input_fields, inputs, next)) return nb::none();
   if (inputs[0].is_none() || inputs[1].is_none() || inputs[2].is_none()) return nb::none();  // q, k or v
+  bool recorded = false;
   if (recording) {
     std::size_t last = 0, followed = 0;  // how many inputs there are up to the last one that is
     for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -140,21 +142,21 @@ nb::object run_tensors(const nb::tuple& inputs, const Options& options, bool ret
       last = i + 1;
       if (requires_gradient(inputs[i])) followed = i + 1;
     }
-    if (followed > 0) {
-      const bool differentiable = followed <= differentiable_inputs && last <= inputs.size() - forward_only;
-      return differentiable ? nb::object(nb::bool_(true)) : nb::object(nb::none());
-    }
+    recorded = followed > 0;
+    if (recorded && (followed > differentiable_inputs || last > inputs.size() - forward_only))
+      return nb::none();
   }
+  const bool with_lse = return_lse || recorded;
   const nb::handle q = inputs[0];
-  const Results results = results_beside(q, args, return_lse);
+  const Results results = results_beside(q, args, with_lse);
   if (!results.out.is_valid()) return nb::none();
   args.out = view_of("out", results.out, q, true);
-  if (return_lse) args.lse = view_of("lse", results.lse, q, true);
+  if (with_lse) args.lse = view_of("lse", results.lse, q, true);
   options.give(args, args.options);
   Execution execution = options.execution;
   execution.stream = current_stream(args.out);
   run(q, args, execution);
-  return nb::make_tuple(results.out, return_lse ? results.lse : nb::none());
+  return nb::make_tuple(results.out, with_lse ? results.lse : nb::none(), recorded);
 }
 
 // The quick way of a backward call: plain PyTorch tensors in, (dq, dk, dv, dsink) out, with None for those

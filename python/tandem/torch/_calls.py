@@ -6,7 +6,6 @@ nobody follows it, as one record (_record) where autograd alone does, and by the
 from __future__ import annotations
 
 import inspect
-from functools import partial
 from typing import Any
 
 import torch
@@ -59,9 +58,10 @@ def _attend(
         if call.functions is not None and call.functions.score is not None:
             wanted = (i for i, t in enumerate(read) if _derivatives.is_recorded(t))
             call.functions.differentiated = tuple(wanted)
-        compute = partial(_operators.way_on(call), call, q, k, v, sink, None, out_dtype)
+        with torch.no_grad():
+            output = _operators.way_on(call)(call, q, k, v, sink, None, out_dtype)
         record: Any = _record.TandemAttention.apply
-        result, lse = record(call, compute, q, k, v, sink, *read)
+        result, lse = record(call, output, q, k, v, sink, *read)
     else:
         way_on = _operators.way_on(call, is_direct)
         result, lse = way_on(call, q, k, v, sink, out, out_dtype, return_lse)

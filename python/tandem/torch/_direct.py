@@ -61,7 +61,7 @@ def forward(
         inputs = (q, k, v, sink, *call.metadata)
         results = _core.forward_tensors(inputs, call.options(), bool(return_lse), False)
         if results is not None:
-            return results
+            return results[:2]
     return _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
 
 

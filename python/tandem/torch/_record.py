@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,14 +16,20 @@ _is_batched: Any = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambd
 
 
 class TandemAttention(torch.autograd.Function):
-    """What compute() gives as (out, lse), and the gradients of q, k, v, sink and what the call's functions
-    read. Profiles show the name."""
+    """The `output` (out, lse) of a call that has run, and the gradients of q, k, v, sink and what the call's
+    functions read. Profiles show the name."""
 
     @staticmethod
     def forward(
-        ctx: Any, call: _call.Call, compute: Any, q: Any, k: Any, v: Any, sink: Any, *read: Any
+        ctx: Any,
+        call: _call.Call,
+        output: tuple[Tensor, Tensor],
+        q: Any,
+        k: Any,
+        v: Any,
+        sink: Any,
+        *read: Any,
     ) -> tuple[Tensor, Tensor]:
-        output: tuple[Tensor, Tensor] = compute()
         ctx.set_materialize_grads(False)
         # What functions read, too: PyTorch then notices where it is changed before the backward pass.
         ctx.save_for_backward(q, k, v, sink, *output, *read, *call.metadata)
@@ -40,7 +45,7 @@ class TandemAttention(torch.autograd.Function):
         call: _call.Call = ctx.call  # its tensors are the saved ones, which no one has changed since
         if torch.are_deterministic_algorithms_enabled():
             call = replace(call, deterministic=True)
-        tensors = saved[: len(needed)]  # the inputs, and (out, lse) in place of (call, compute)
+        tensors = saved[: len(needed)]  # the inputs, and (out, lse) in place of (call, output)
         dout = torch.zeros_like(tensors[4]) if dout is None else dout
         if call.formula is not None and torch.is_grad_enabled():
             return (None, None, *_by_formula(call, needed[2:], dout, *tensors))
@@ -62,11 +67,13 @@ def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool)
         q, k, v = _derivatives.autocast(q, k, v)
     inputs, options = (q, k, v, sink, *call.metadata), call.options()
     results = _core.forward_tensors(inputs, options, bool(return_lse), torch.is_grad_enabled())
-    if results is True:
+    if results is None:
+        return None
+    out, lse, recorded = results
+    if recorded:
         read = () if call.functions is None else call.functions.arrays
-        compute = partial(_core.forward_tensors, inputs, options, True, False)
-        results = _apply(call, compute, q, k, v, sink, *read)
-    return results if return_lse or results is None else results[0]
+        out, lse = _apply(call, (out, lse), q, k, v, sink, *read)
+    return (out, lse) if return_lse else out
 
 
 class Gradients(torch.autograd.Function):
