@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tandem import _call
+from tandem import _arrays, _call
 from tandem._errors import UnsupportedError
-from tandem.functions import _functions
+from tandem.functions import _functions, _kept_traces
 from tandem.torch import _derivatives, _direct, _graph
 
 
@@ -41,9 +41,30 @@ def validate_call(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, captured:
 
 
 def of_call(call: _call.Call, q: Any, k: Any, *functions: Any) -> Any:
+    score_mod, bias, alibi_slopes, mask_mod, mask = functions
+    compiled = torch.compiler.is_dynamo_compiling() or _compiler() is not None
+    if not compiled and bias is alibi_slopes is mask is None and _is_plain_batch(call, q, k):
+        kept = _kept_traces.again("torch", score_mod, mask_mod)
+        if kept is not None:
+            return _functions.Functions(*kept, _arrays.library_of("q", q))
     given = {name: f for name, f in zip(_functions.NAMES, functions, strict=True) if f is not None}
     validate(next(iter(given)), {"q": q, "k": k, **given})
+    if not compiled:
+        return _functions.of_call(call, q, k, *functions)
     return next(_found(call, q, k, functions))
+
+
+def _is_plain_batch(call: _call.Call, q: Any, k: Any) -> bool:
+    """Whether q and k are plain tensors of sequences of one length, with numbers in them."""
+    if type(q) not in _direct.PLAIN or type(k) not in _direct.PLAIN or q.is_meta:
+        return False
+    if torch._C._are_functorch_transforms_active() or any(t is not None for t in call.metadata):
+        return False
+    return bool(q.numel() > 0 and k.numel() > 0)
+
+
+#: What compiles the frames that run now; None: nothing.
+_compiler: Any = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 def _found(call: _call.Call, q: Any, k: Any, functions: Any) -> Iterator[Any]:
