@@ -19,11 +19,10 @@ SHOWN = (
     "e4m3, block, mended",
     "e4m3, block, mended, S s8",
     "s8, tensor",
-    "s8, block, mended",
     "s8, line, mended",
 )
 #: What is measured on long sequences, too.
-LONG = (*SHOWN, "e4m3, block, mended, S 16", "s8, line")
+LONG = (*SHOWN, "e4m3, block, mended, S 16", "s8, block, mended", "s8, line")
 RANDOM = ("normal", "outliers", "biased")
 
 
@@ -137,9 +136,10 @@ def learning_in_words(document: Document) -> list[str]:
     }
     *most, final = gaps.values()
     spiky = [f"`{said}` {n}" for said, (_, _, n) in found.items() if n]
+    apart = max(last) - min(last)
     said = (
-        f"bf16 ends at {statistics.fmean(last):.4f}, and its seeds are {max(last) - min(last):.4f} apart. "
-        f"At most so far from it, of the same seed, are {', '.join(most)} and {final}. "
+        f"bf16 ends at {statistics.fmean(last):.4f}; its seeds, on their own texts, are {apart:.4f} apart. "
+        f"Of the same seed, {', '.join(most)} and {final} are at most so far from it. "
         f"Spikes: {', '.join(spiky) or 'none'}."
     )
     return textwrap.wrap(said, 110, break_on_hyphens=False, break_long_words=False)
