@@ -40,20 +40,23 @@ def tokens_first(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(2, (heads // x.shape[1], -1)).flatten(1, 2).transpose(1, 2)
 
 
-def learn(recipe: Recipe, seed: int, steps: int, shape: Shape = SHAPE) -> dict[str, Any]:
-    """Loss and gradient norm of every step, and the held-out text's loss. Linear layers are in f32."""
+def learn(recipe: Recipe, seed: int, steps: int, shape: Shape = SHAPE, device: str = "cpu") -> dict[str, Any]:
+    """Loss and gradient norm of every step, and the held-out text's loss. Linear layers are in f32, on a GPU
+    in bf16."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-        out: Tensor = ByRecipe.apply(q, k, v, recipe, (window, 0))
+        with torch.autocast(device, enabled=False):  # sums of attention are f32 ones
+            out: Tensor = ByRecipe.apply(q.float(), k.float(), v.float(), recipe, (window, 0))
         return out
 
     def loss_at(starts: Tensor, values: Tensor) -> Tensor:
-        batch = values[starts + torch.arange(shape.context + 1)]
-        logits = model(batch[:, :-1], attend)
-        return nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        batch = values[starts + torch.arange(shape.context + 1)].to(device)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            logits = model(batch[:, :-1], attend)
+        return nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
     torch.manual_seed(seed)
-    model, (text, held_out) = Transformer(shape), manual()
+    model, (text, held_out) = Transformer(shape).to(device), manual()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     batches = torch.Generator().manual_seed(seed)
     looks = torch.randint(len(held_out) - shape.context - 1, (4 * BATCH, 1), generator=batches)
@@ -75,12 +78,14 @@ def learn(recipe: Recipe, seed: int, steps: int, shape: Shape = SHAPE) -> dict[s
     }
 
 
-def measure(recipes: dict[str, Recipe], seeds: int, steps: int) -> list[dict[str, Any]]:
+def measure(
+    recipes: dict[str, Recipe], seeds: int, steps: int, shape: Shape = SHAPE, device: str = "cpu"
+) -> list[dict[str, Any]]:
     runs = []
     for seed in range(seeds):
         for name, recipe in recipes.items():
             start = time.perf_counter()
-            run = {"recipe": name, "seed": seed, **learn(recipe, seed, steps)}
+            run = {"recipe": name, "seed": seed, **learn(recipe, seed, steps, shape, device)}
             runs.append(run)
             print(
                 f"{name}, seed {seed}: held-out loss {run['held_out'][-1]:.4f}, "

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from torch import Tensor
 #: Which gradients a product has a part in.
 AFFECTED = {"s": NAMES, "dp": ("dq", "dk"), "dv": ("dv",), "dq": ("dq",), "dk": ("dk",)}
 SHORT = 1024  # tokens; of more a part of the recipes is measured
+#: What --shape says of the transformer that learns.
+SIZES = ("width", "heads", "heads_kv", "layers", "context")
 CHUNK = 256  # rows whose P and dS are in memory
 
 
@@ -187,6 +190,8 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="keep the rows of `together` that FILE has")
     parser.add_argument("--steps", type=int, default=300, help="of learning")
     parser.add_argument("--seeds", type=int, default=3, help="of learning")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of learning")
+    parser.add_argument("--shape", type=int, nargs="+", default=[], help=f"of learning: {' '.join(SIZES)}")
     args = parser.parse_args()
     if args.source:
         document = json.loads(args.source.read_text())
@@ -202,9 +207,13 @@ def main() -> int:
                     document[part] = measure_together(found, kept)
                 case _:
                     recipes = eight_bit_recipes.learning()
-                    document[part] = eight_bit_learning.measure(recipes, args.seeds, args.steps)
+                    shape = replace(eight_bit_learning.SHAPE, **dict(zip(SIZES, args.shape, strict=False)))
+                    document[part] = eight_bit_learning.measure(
+                        recipes, args.seeds, args.steps, shape, args.device
+                    )
             before = {"before": document["runs"][part]} if args.resume and part in document["runs"] else {}
-            document["runs"][part] = harness.origin(harness.machine()) | before
+            on = harness.device_name(args.device) if part == "learning" and args.device == "cuda" else None
+            document["runs"][part] = harness.origin(on or harness.machine()) | before
             harness.write_json(document, args.json)
     holds = report(document)
     if args.plot:

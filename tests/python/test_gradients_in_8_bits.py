@@ -122,7 +122,8 @@ def test_spikes_are_counted() -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "study.json"
-    options = ["--quick", "--steps", "2", "--seeds", "1", "--json", path, "--plot", tmp_path / "study.png"]
+    options = ["--quick", "--steps", "2", "--seeds", "1", "--shape", "64", "1", "1", "2", "128"]
+    options += ["--json", path, "--plot", tmp_path / "study.png"]
     command = [sys.executable, ROOT / "bench", "gradients-in-8-bits", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     document = json.loads(path.read_text())
