@@ -63,8 +63,8 @@ def _is_plain_batch(call: _call.Call, q: Any, k: Any) -> bool:
     return bool(q.numel() > 0 and k.numel() > 0)
 
 
-#: What compiles the frames that run now; None: nothing.
-_compiler: Any = torch._C._dynamo.eval_frame.get_eval_frame_callback
+#: What compiles the frames that run now; None: nothing. A PyTorch that cannot tell may have something.
+_compiler: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: True)
 
 
 def _found(call: _call.Call, q: Any, k: Any, functions: Any) -> Iterator[Any]:
