@@ -204,7 +204,7 @@ QUOTES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
     ),
     (
         "kernels/eight-bit-caches.md",
-        "{} us for {} ([table](../results/gpu-decode.md#h100)), {} times",
+        "{} us for {} ([record](../results/gpu-decode.md#h100)), {} times",
         sixteen_by_32k,
     ),
     ("kernels/wide-heads.md", "{} TFLOP/s at 64 x 8192 and {} at 128 x 4096", latent),

@@ -114,7 +114,7 @@ struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row
   TANDEM_DEVICE void finish_part(const tile::QueryTile& t);
   TANDEM_DEVICE void merge_ending();
   struct PartList;
-  TANDEM_DEVICE void take_flags(const PartList& parts, int count);
+  TANDEM_DEVICE void await_flags(const PartList& parts, int count);
   TANDEM_DEVICE void merge_row(const tile::TileIndex& t, int row, const PartList& parts, int to);
   TANDEM_DEVICE void store_in_cluster(const tile::QueryTile& t, const float (&o)[outputs],
                                       const float (&weight)[2], float value_scale);

@@ -42,7 +42,7 @@ struct DecodeConsumer<C>::PartList {
 
 /// Waits for the first `count` of the parts, and lowers their flags.
 template <DecodeConfig C>
-TANDEM_DEVICE void DecodeConsumer<C>::take_flags(const PartList& parts, int count) {
+TANDEM_DEVICE void DecodeConsumer<C>::await_flags(const PartList& parts, int count) {
   for (int i = warp * warp_size + lane; i < count; i += threads) ptx::flag_take(flag_of(parts[i]));
   ptx::named_barrier_sync(tile::barrier_consumers, threads);
 }
@@ -53,7 +53,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::finish_part(const tile::QueryTile& t) {
   const bool merges = t.all_parts >= PartList::many_parts && t.parts < t.all_parts;
   if (merges && t.parts % PartList::merged_parts == 0) {
     const PartList parts = PartList::group(static_cast<int>(ptx::block_index()) + 1 - t.parts, t.parts);
-    take_flags(parts, parts.count - 1);  // the last is its own
+    await_flags(parts, parts.count - 1);  // the last is its own
 #pragma unroll 1
     for (int row = warp; row < p.part_rows; row += decode_warps) merge_row(t.index, row, parts, t.part);
   }
@@ -70,7 +70,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::merge_ending() {
   if (count == 0) return;
   const tile::TileIndex t = ptx::load_shared(&ending.index);
   const PartList parts = PartList::all(static_cast<int>(ptx::block_index()) + 1 - count, count);
-  take_flags(parts, parts.count);
+  await_flags(parts, parts.count);
 #pragma unroll 1
   for (int row = warp; row < p.part_rows; row += decode_warps) merge_row(t, row, parts, tile::whole_tile);
 }
