@@ -45,12 +45,12 @@ TOKENS = 16384
 TABLES = ("cells", "fp8", "windows")
 
 
-def grid(passes: list[str], dtypes: list[str], head_dims: list[int], seqlens: list[int]) -> list[dict]:
+def grid(passes: list[str], dtypes: list[str], args: argparse.Namespace) -> list[dict]:
     return [
         {
             "pass": direction,
             "dtype": dtype,
-            "batch": max(1, TOKENS // seqlen),
+            "batch": max(1, args.tokens // seqlen),
             "heads": HIDDEN // head_dim,
             "seqlen": seqlen,
             "head_dim": head_dim,
@@ -58,9 +58,9 @@ def grid(passes: list[str], dtypes: list[str], head_dims: list[int], seqlens: li
         }
         for direction in passes
         for dtype in dtypes
-        for head_dim in head_dims
+        for head_dim in args.head_dims
         for causal in (0, 1)
-        for seqlen in seqlens
+        for seqlen in args.seqlens
     ]
 
 
@@ -288,6 +288,7 @@ def arguments() -> argparse.Namespace:
     add("--dtypes", default="bf16", help="bf16, f16 or both with a comma")
     add("--head-dims", type=numbers, default=[64, 128, 256])
     add("--seqlens", type=numbers, default=[512, 1024, 2048, 4096, 8192, 16384])
+    add("--tokens", type=int, default=TOKENS, help="batch * seqlen of the grid's cells")
     add("--rounds", type=int, default=7)
     add("--round-ms", type=float, default=harness.ROUND_MS)
     seconds = "of load a contender, which gives joules; 0: none"
@@ -322,9 +323,9 @@ def tables_of(args: argparse.Namespace) -> dict[str, list[dict]]:
     """The cells that the arguments ask for, by the list of the JSON that they go to."""
     tables: dict[str, list[dict]] = {"cells": [], "fp8": [], "windows": []}
     if args.grid:
-        tables["cells"] = grid(args.passes, args.dtypes.split(","), args.head_dims, args.seqlens)
+        tables["cells"] = grid(args.passes, args.dtypes.split(","), args)
     if args.fp8:
-        tables["fp8"] = grid(["forward"], ["e4m3"], args.head_dims, args.seqlens)
+        tables["fp8"] = grid(["forward"], ["e4m3"], args)
     if args.windows:
         tables["windows"] = [
             cell

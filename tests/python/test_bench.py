@@ -267,7 +267,7 @@ def test_peers_are_compared_before_they_are_timed(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "_C.py").write_text(FA3)
-    cells = "--seqlens 64,128 --head-dims 64 --pass forward backward".split()
+    cells = "--seqlens 64,128 --tokens 256 --head-dims 64 --pass forward backward".split()
     quick = "--device cpu --rounds 2 --round-ms 1 --sustained 0.01 --without cudnn".split()
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
 
