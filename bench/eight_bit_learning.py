@@ -51,9 +51,7 @@ def learn(recipe: Recipe, seed: int, steps: int, shape: Shape = SHAPE, device: s
 
     def loss_at(starts: Tensor, values: Tensor) -> Tensor:
         batch = values[starts + torch.arange(shape.context + 1)].to(device)
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            logits = model(batch[:, :-1], attend)
-        return nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        return model.loss(batch, attend, in_bf16=device == "cuda")
 
     torch.manual_seed(seed)
     model, (text, held_out) = Transformer(shape).to(device), manual()

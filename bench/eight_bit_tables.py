@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 
 from gpu_tables import Document, right
+from harness import ratio
 
 PRODUCTS = {"s": "Q K^T", "dp": "dO V^T", "dv": "P^T dO", "dq": "dS K", "dk": "dS^T Q"}
 NAMES = ("dq", "dk", "dv")
@@ -31,11 +32,7 @@ def is_real(row: Document) -> bool:
 
 
 def show(cosine: float) -> str:
-    """As many digits as tell it from 1, and never rounded up to the goal or to 1."""
-    digits = 3
-    while digits < 6 and (round(cosine, digits) >= GOAL > cosine or round(cosine, digits) >= 1):
-        digits += 1
-    return f"{cosine:.{digits}f}"
+    return ratio(cosine, 3, goals=(GOAL, 1.0))
 
 
 def products(document: Document) -> list[str]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import harness
-import tandem
+import loss_curves
 import torch
-from loss_curves import Attend, Shape, Transformer
-from torch import Tensor, nn
+from loss_curves import Shape, Transformer
+from torch import Tensor
 
 
 class Tensors(NamedTuple):
@@ -61,15 +61,8 @@ def heads_in_rows(x: Tensor, heads_kv: int) -> Tensor:
     return x.unflatten(2, (heads_kv, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
 
-def loss_of(model: Transformer, text: Tensor, attend: Attend) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = model(text[:, :-1], attend)
-    return nn.functional.cross_entropy(logits.float().flatten(0, 1), text[:, 1:].flatten())
-
-
 def on_tandem(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    q, k, v = (x.bfloat16() for x in (q, k, v))
-    return tandem.attention(q, k, v, causal=True, window=(window, -1))
+    return loss_curves.on_tandem(q.bfloat16(), k.bfloat16(), v.bfloat16(), window)
 
 
 def capture(model: Transformer, text: Tensor) -> list[Tensors]:
@@ -85,7 +78,7 @@ def capture(model: Transformer, text: Tensor) -> list[Tensors]:
         return out
 
     windows: list[int] = []
-    loss_of(model, text, attend).backward()
+    model.loss(text, attend, in_bf16=True).backward()
     model.zero_grad()
     heads_kv = model.shape.heads_kv
     return [
@@ -105,7 +98,7 @@ def trained(shape: Shape, schedule: Schedule) -> dict[str, list[Tensors]]:
         batch, length = (8, schedule.length) if short else (1, schedule.long_length)
         starts = torch.randint(len(text) - length - 1, (batch, 1))
         optimizer.param_groups[0]["lr"] = 1e-3 * min(1.0, step / 20)
-        loss = loss_of(model, text[starts + torch.arange(length + 1)], on_tandem)
+        loss = model.loss(text[starts + torch.arange(length + 1)], on_tandem, in_bf16=True)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -111,6 +111,12 @@ class Transformer(nn.Module):
             x = block(x, attend)
         return self.head(self.norm(x))
 
+    def loss(self, text: Tensor, attend: Attend, in_bf16: bool) -> Tensor:
+        """The mean loss of predicting each byte of (batch, tokens) but the first."""
+        with torch.autocast(text.device.type, torch.bfloat16, enabled=in_bf16):
+            logits = self(text[:, :-1], attend)
+        return nn.functional.cross_entropy(logits.float().flatten(0, 1), text[:, 1:].flatten())
+
 
 def train(attend: Attend, seed: int, steps: int, device: str) -> list[float]:
     """The loss at every step."""
@@ -125,9 +131,7 @@ def train(attend: Attend, seed: int, steps: int, device: str) -> list[float]:
         optimizer.param_groups[0]["lr"] = 1e-3 * min(1.0, (step + 1) / 20)
         starts = torch.randint(len(text) - CONTEXT - 1, (BATCH, 1))
         batch = text[starts + torch.arange(CONTEXT + 1)].to(device)
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            logits = model(batch[:, :-1], attend)
-        loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        loss = model.loss(batch, attend, in_bf16=device == "cuda")
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
