@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from tandem.functions import _kept_traces
-from test_kept_traces import call, expected, same, window
+from test_kept_traces import call, expected, same, window, within
 
 
 def _set_cell(monkeypatch, f):
@@ -65,3 +65,15 @@ def test_functions_made_anew_are_not_held():
     for _ in range(4):
         same(call(mask_mod=changeable(5)), expected(window(5)))
     assert not _kept_traces._same
+
+
+def test_a_function_with_a_helper_is_known_by_its_key_alone():
+    def mask(b, h, q, k):
+        return within(q, k)
+
+    _kept_traces._same.clear()
+    for _ in range(4):
+        same(call(mask_mod=mask), expected(window(5)))
+    assert not _kept_traces._same
+    found = _kept_traces.reached("torch", None, mask)
+    assert _kept_traces._kept[found.key].last is None

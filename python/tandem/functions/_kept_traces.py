@@ -127,8 +127,7 @@ def _array(x: Any, arrays: list[Any]) -> tuple[Any, ...]:
 def _module(module: types.ModuleType, names: frozenset[str]) -> Any:
     """A module whose functions and constants are known, as they are now: with the attributes that code may
     read of it, and of those that it leads to."""
-    torch = sys.modules.get("torch")
-    plain = (math,) if torch is None else (math, torch, torch.nn, torch.nn.functional)
+    plain = _plain_modules()
     if module not in plain:
         raise _Unknown
     found = []
@@ -149,10 +148,13 @@ def _module(module: types.ModuleType, names: frozenset[str]) -> Any:
 
 def _attributes_of(module: types.ModuleType) -> tuple[types.ModuleType, ...]:
     """The modules whose attributes code may read that has this one: itself, and those that it leads to."""
-    if module is math:
-        return (math,)
-    torch = sys.modules["torch"]
-    return torch, torch.nn, torch.nn.functional
+    return (math,) if module is math else _plain_modules()[1:]
+
+
+def _plain_modules() -> tuple[types.ModuleType, ...]:
+    """The modules whose functions and constants are known."""
+    torch = sys.modules.get("torch")
+    return (math,) if torch is None else (math, torch, torch.nn, torch.nn.functional)
 
 
 class _Code:
@@ -327,7 +329,7 @@ class _Kept:
 
     def __init__(self, score: str | None, mask: str | None, places: tuple[int, ...]) -> None:
         self.score, self.mask, self.places = score, mask, places
-        #: One of the functions of the last call that had it.
+        #: Refers to one of the functions of the last call that had it. None: `again` cannot know them.
         self.last: Any = lambda: None
 
 
@@ -344,10 +346,11 @@ def find(found: Reached) -> tuple[str | None, str | None, list[Any]] | None:
         return None
     score, mask = found.functions
     last = mask if score is None else score
-    if kept.last() is last:  # not one that each call makes anew
-        _remember(found, kept)
-    else:
-        kept.last = weakref.ref(last)
+    if kept.last is not None:
+        if kept.last() is last:  # not one that each call makes anew
+            _remember(found, kept)
+        else:
+            kept.last = weakref.ref(last)
     return kept.score, kept.mask, [found.arrays[i] for i in kept.places]
 
 
@@ -357,6 +360,7 @@ def _remember(found: Reached, kept: _Kept) -> None:
     try:
         same = [None if f is None else _Same(f) for f in (score, mask)]
     except (_Unknown, ValueError):
+        kept.last = None
         return
     with _lock:
         if len(_same) >= _MOST:
