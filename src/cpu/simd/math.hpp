@@ -62,24 +62,33 @@ TANDEM_INLINE Vec exp2(Vec x) {
 #endif
 }
 
-/// x[i] = exp2(x[i]), step by step for all. One after the other, their instructions fill the scheduler of an
-/// Intel core and wait there: 8.3 cycles a register where four side by side take 6.0 and the units 5.5.
-template <int n>
-TANDEM_INLINE void exp2_all(Vec (&x)[n]) {
 #if HWY_TARGET <= HWY_AVX3
+/// x[i] = 2^x[i] by a polynomial of their fractions, the highest coefficient first, step by step for all. One
+/// after the other, their instructions fill the scheduler of an Intel core and wait there: 8.3 cycles a
+/// register where four side by side take 6.0 and the units 5.5.
+template <int terms, int n>
+TANDEM_INLINE void exp2_by(const float (&coefficients)[terms], Vec (&x)[n]) {
   Vec f[n];
   Vec p[n];
 #pragma GCC unroll 8
   for (int i = 0; i < n; ++i) f[i] = Vec{_mm512_reduce_ps(x[i].raw, 0x09)};
 #pragma GCC unroll 8
-  for (int i = 0; i < n; ++i) p[i] = broadcast(detail::exp2_coefficients[0]);
+  for (int i = 0; i < n; ++i) p[i] = broadcast(coefficients[0]);
 #pragma GCC unroll 8
-  for (int k = 1; k < 6; ++k) {
+  for (int k = 1; k < terms; ++k) {
 #pragma GCC unroll 8
-    for (int i = 0; i < n; ++i) p[i] = hn::MulAdd(p[i], f[i], broadcast(detail::exp2_coefficients[k]));
+    for (int i = 0; i < n; ++i) p[i] = hn::MulAdd(p[i], f[i], broadcast(coefficients[k]));
   }
 #pragma GCC unroll 8
   for (int i = 0; i < n; ++i) x[i] = Vec{_mm512_scalef_ps(p[i].raw, x[i].raw)};
+}
+#endif
+
+/// x[i] = exp2(x[i]).
+template <int n>
+TANDEM_INLINE void exp2_all(Vec (&x)[n]) {
+#if HWY_TARGET <= HWY_AVX3
+  exp2_by(detail::exp2_coefficients, x);
 #else
   for (Vec& v : x) v = exp2(v);
 #endif
