@@ -27,7 +27,7 @@ SCRIPTS = {
     "gpu-decode": "steps of generation on a GPU beside cuDNN and FlashAttention: time and GB/s of keys",
     "gpu-append": "new keys and values into a cache on a GPU, beside a copy of as many bytes",
     "gpu-functions": "score and mask functions on a GPU beside PyTorch's compiled flex_attention",
-    "gpu-models": "tokens a second of a Llama-shaped model on a GPU, training and generation",
+    "gpu-models": "models on a GPU by their attention: training, first token, generation",
     "gpu-pages": "no measurement: writes the tables of the documentation from records/*.json",
     "host-overhead": "host time of a call from Python, CPU or GPU",
     "context-parallel": "work and traffic of layouts over ranks, and a model; --measure times the strategies",

@@ -145,6 +145,39 @@ def test_pages_of_gpu_results_are_made_from_their_json(tmp_path: Path) -> None:
     assert "| 64 | causal | 308, 0.32, 0.75 |" in page.read_text()
 
 
+def test_models_share_weights_and_say_who_is_left_out(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", minversion="5.14")
+    quick = "--device cpu --small --rounds 2 --block 0.01 --only".split()
+    rows = "llama.*, 16 tokens.*graph|256 tokens.*chunks|documents|gpt-oss, 16 tokens|gemma3, 16 tokens"
+    path = tmp_path / "models.json"
+    environment = os.environ | {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+
+    def run(*options: object) -> str:
+        command = [*BENCH, "gpu-models", *quick, rows, "--json", path, *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    said = run()
+    document = json.loads(path.read_text())
+    assert document["failed"] == {} and len(document["rows"]) == 5
+    found = {(row["task"], row["model"]): row for row in document["rows"]}
+    for row in found.values():
+        assert {"tandem", "none"} <= row["seconds"].keys()
+        assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in row["seconds"].values())
+        assert not row["seconds"].keys() & row["left_out"].keys()
+        assert row["errors"].keys() >= row["seconds"].keys() - {"none"}
+        assert max(max(errors) for errors in row["errors"].values()) < 0.05
+    assert "fa2" in found["first token", "llama"]["seconds"]
+    assert "fa3" in found["training", "llama"]["left_out"]
+    assert "does not support" in found["training", "gpt-oss"]["left_out"]["sdpa"]
+    assert said.count("attention ") >= 5 and "left out: ValueError" in said
+    document["rows"].pop()
+    (tmp_path / "some.json").write_text(json.dumps(document))
+    assert "gpt-oss" not in run("--resume", tmp_path / "some.json") and "gemma3" in said
+    assert len(json.loads(path.read_text())["rows"]) == 5
+
+
 def test_strategies_are_timed_on_every_rank(tmp_path: Path) -> None:
     sizes = "--tokens 48 --heads 4 --heads-kv 2 --head-dim 32 --rounds 3 --round-ms 1".split()
     documents = ["--documents", "one sequence", "one book", "--chunks", "1,1", "2/1,1"]
