@@ -81,34 +81,29 @@ class Recipe:
 
 
 @functools.cache
-def rotation(size: int) -> Tensor:
+def rotation(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Random signs and a Hadamard matrix over sqrt(size): orthogonal."""
     hadamard = torch.ones(1, 1, dtype=torch.float64)
     while len(hadamard) < size:
         hadamard = torch.kron(hadamard, torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64))
     signs = torch.randint(0, 2, (size, 1), generator=torch.Generator().manual_seed(0)) * 2 - 1
-    return signs * hadamard / size**0.5
+    return (signs * hadamard / size**0.5).to(device, dtype)
 
 
 def rotate(x: Tensor) -> Tensor:
-    return x @ rotation(x.shape[-1]).to(x)
+    return x @ rotation(x.shape[-1], x.dtype, x.device)
 
 
 def unrotate(x: Tensor) -> Tensor:
-    return x @ rotation(x.shape[-1]).to(x).T
+    return x @ rotation(x.shape[-1], x.dtype, x.device).T
 
 
 def largest(tiles: Tensor, group: Group) -> Tensor:
     """Of each group's magnitudes, from (..., row blocks, rows, column blocks, columns)."""
-    match group:
-        case "tensor":
-            return tiles.abs().amax()
-        case "block":
-            return tiles.abs().amax((-3, -1), keepdim=True)
-        case "row":
-            return tiles.abs().amax(-1, keepdim=True)
-        case _:
-            return tiles.abs().amax(-3, keepdim=True)
+    if group == "tensor":
+        return torch.linalg.vector_norm(tiles, torch.inf)
+    dims = {"block": (-3, -1), "row": (-1,), "column": (-3,)}[group]
+    return torch.linalg.vector_norm(tiles, torch.inf, dims, keepdim=True)
 
 
 def rounded(x: Tensor, operand: Operand, most: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -167,6 +162,7 @@ class Attention:
         self.v_mean = v.mean(-2, keepdim=True) if recipe.smooth_v else torch.zeros_like(v[..., :1, :])
         self.s_operands = over_channels(q, self.k_centred, recipe.s)
         self.v_operand, self.v_rows = second(v, recipe.pv)
+        self.outs: Tensor | None = None  #: what the forward pass has left, if it has run
 
     def chunks(self, chunk: int) -> Iterator[tuple[slice, slice]]:
         """Rows of q, `chunk` of one head, and the blocks of keys that they see."""
@@ -196,14 +192,17 @@ class Attention:
         return out if self.recipe.out is None else self.recipe.out.round(out).to(out)
 
     def out(self, chunk: int) -> Tensor:
-        return torch.cat([self.out_of(*self.weights(r, keys), keys) for r, keys in self.chunks(chunk)], -2)
+        outs = [self.out_of(*self.weights(rows, keys), keys) for rows, keys in self.chunks(chunk)]
+        self.outs = torch.cat(outs, -2)
+        return self.outs
 
     def p_and_ds(
         self, dout: Tensor, operands: tuple[Tensor, Tensor], rows: slice, keys: slice
     ) -> tuple[Tensor, Tensor]:
         """P, and dS without the logits' scale."""
         p, total = self.weights(rows, keys)
-        out = self.out_of(p, total, keys) - self.v_mean
+        out = self.out_of(p, total, keys) if self.outs is None else self.outs[..., rows, :]
+        out = out - self.v_mean
         p = p.div_(total)
         left, right = operands[0][..., rows, :], operands[1][..., keys, :]
         dp = left @ right.mT
@@ -225,7 +224,7 @@ class Attention:
         k, k_rows = second(self.k_centred, recipe.dq)
         most = None
         if is_tensor(recipe.dq) or is_tensor(recipe.dk):
-            each = [self.p_and_ds(dout, operands, *place)[1].abs().amax() for place in self.chunks(chunk)]
+            each = [largest(self.p_and_ds(dout, operands, *at)[1], "tensor") for at in self.chunks(chunk)]
             most = torch.stack(each).amax()
         dq = torch.empty_like(self.q)
         dk, dv = torch.zeros_like(self.k), torch.zeros_like(self.v)

@@ -107,11 +107,11 @@ def ends(document: Document) -> dict[str, tuple[list[float], list[float], int]]:
     runs: dict[str, list[Document]] = {}
     for run in document["learning"]:
         runs.setdefault(run["recipe"], []).append(run)
-    base = [run["held_out"][-1] for run in runs["bf16"]]
+    base = {run["seed"]: run["held_out"][-1] for run in runs["bf16"]}
     found = {}
     for said, of in runs.items():
         last = [run["held_out"][-1] for run in of]
-        gaps = [a - b for a, b in zip(last, base, strict=True)]
+        gaps = [run["held_out"][-1] - base[run["seed"]] for run in of]
         found[said] = last, gaps, sum(spikes(run["norms"]) for run in of)
     return found
 
@@ -135,7 +135,7 @@ def learning_in_words(document: Document) -> list[str]:
     spiky = [f"`{said}` {n}" for said, (_, _, n) in found.items() if n]
     apart = max(last) - min(last)
     said = (
-        f"bf16 ends at {statistics.fmean(last):.4f}; its seeds, on their own texts, are {apart:.4f} apart. "
+        f"bf16 ends at {statistics.fmean(last):.4f}; its seeds are {apart:.4f} apart. "
         f"Of the same seed, {', '.join(most)} and {final} are at most so far from it. "
         f"Spikes: {', '.join(spiky) or 'none'}."
     )

@@ -7,9 +7,12 @@ those of held-out text.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import pydoc_data.topics
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import harness
@@ -47,13 +50,27 @@ class Schedule:
     capture_length: int = 1024
 
 
+def as_tensor(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
 def manual() -> tuple[Tensor, Tensor]:
     """Bytes to learn from, and bytes held out."""
     topics = pydoc_data.topics.topics
-    text = "\n".join(topics[name] for name in sorted(topics)).encode()
-    values = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    values = as_tensor("\n".join(topics[name] for name in sorted(topics)).encode()).long()
     cut = len(values) * 9 // 10
     return values[:cut], values[cut:]
+
+
+@functools.cache
+def sources(package: str) -> tuple[Tensor, Tensor]:
+    """Bytes of an installed package's Python files: those to learn from, and of every tenth, held out."""
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit(f"--text: there is no package {package}")
+    (folder,) = map(Path, found.submodule_search_locations)
+    texts = [path.read_bytes() for path in sorted(folder.rglob("*.py"))]
+    return as_tensor(b"".join(t for i, t in enumerate(texts) if i % 10)), as_tensor(b"".join(texts[::10]))
 
 
 def heads_in_rows(x: Tensor, heads_kv: int) -> Tensor:

@@ -12,7 +12,9 @@ status is 1 if no recipe in 8 bits reaches a cosine of 0.995 in every real layer
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -180,40 +182,63 @@ PARTS = {
 }
 
 
-def main() -> int:
-    parser = harness.parser(__doc__, "json", "plot", "from")
+def arguments() -> argparse.Namespace:
+    parser = harness.parser(__doc__, "commit", "json", "plot", "from")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument(
         "--tensors", type=Path, help="keep the models' tensors in this file, and read them there"
     )
-    parser.add_argument("--resume", action="store_true", help="keep the rows of `together` that FILE has")
-    parser.add_argument("--steps", type=int, default=300, help="of learning")
-    parser.add_argument("--seeds", type=int, default=3, help="of learning")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of learning")
-    parser.add_argument("--shape", type=int, nargs="+", default=[], help=f"of learning: {' '.join(SIZES)}")
-    args = parser.parse_args()
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the rows of `together` and the runs of `learning` in FILE"
+    )
+    learning = parser.add_argument_group("learning")
+    learning.add_argument("--steps", type=int, default=300)
+    learning.add_argument("--seeds", type=int, default=3)
+    learning.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    learning.add_argument("--shape", type=int, nargs="+", default=[], help=" ".join(SIZES))
+    learning.add_argument("--text", default="manual", help="of a package's Python files instead: its name")
+    learning.add_argument("--budget", type=float, default=math.inf, help="seconds, in which runs end")
+    return parser.parse_args()
+
+
+def learn(args: argparse.Namespace, document: dict[str, Any]) -> None:
+    """Writes the document after each run, so that one that is ended loses no other."""
+    shape = replace(eight_bit_learning.SHAPE, **dict(zip(SIZES, args.shape, strict=False)))
+    task = eight_bit_learning.Task(args.steps, shape, args.text, args.device)
+    model, earlier = eight_bit_learning.describe(task), document["runs"].get("learning", {})
+    kept = document.get("learning", []) if args.resume else []
+    if kept and (earlier.get("model") != model or len(kept[0]["losses"]) != args.steps):
+        raise SystemExit(f"--resume: runs of {args.json} are of another model, text or number of steps")
+    device = harness.device_name(args.device) if args.device == "cuda" else harness.machine()
+    origin = harness.origin(device, args.commit) | {"model": model} | ({"before": earlier} if kept else {})
+
+    def keep(runs: list[dict[str, Any]]) -> None:
+        document["learning"], document["runs"]["learning"] = runs, origin
+        harness.write_json(document, args.json)
+
+    recipes = eight_bit_recipes.learning()
+    eight_bit_learning.measure(recipes, args.seeds, task, args.budget, kept, keep)
+
+
+def main() -> int:
+    args = arguments()
     if args.source:
         document = json.loads(args.source.read_text())
     else:
         document = json.loads(args.json.read_text()) if args.json and args.json.exists() else {"runs": {}}
         found = inputs(args.quick, args.tensors) if {"alone", "together"} & set(args.parts) else {}
         for part in args.parts:
-            match part:
-                case "alone":
-                    document[part] = measure_alone(found)
-                case "together":
-                    kept = document.get(part, []) if args.resume else []
-                    document[part] = measure_together(found, kept)
-                case _:
-                    recipes = eight_bit_recipes.learning()
-                    shape = replace(eight_bit_learning.SHAPE, **dict(zip(SIZES, args.shape, strict=False)))
-                    document[part] = eight_bit_learning.measure(
-                        recipes, args.seeds, args.steps, shape, args.device
-                    )
-            before = {"before": document["runs"][part]} if args.resume and part in document["runs"] else {}
-            on = harness.device_name(args.device) if part == "learning" and args.device == "cuda" else None
-            document["runs"][part] = harness.origin(on or harness.machine()) | before
+            if part == "learning":
+                learn(args, document)
+                continue
+            resumed = args.resume and part == "together" and part in document
+            if part == "alone":
+                document[part] = measure_alone(found)
+            else:
+                document[part] = measure_together(found, document[part] if resumed else [])
+            before = {"before": document["runs"][part]} if resumed else {}
+            document["runs"][part] = harness.origin(harness.machine(), args.commit) | before
             harness.write_json(document, args.json)
     holds = report(document)
     if args.plot:

@@ -120,6 +120,34 @@ def test_spikes_are_counted() -> None:
     assert eight_bit_tables.spikes(norms) == 2
 
 
+def test_learning_keeps_each_run_and_ends_within_its_budget(tmp_path: Path) -> None:
+    path = tmp_path / "learning.json"
+    command = [sys.executable, ROOT / "bench", "gradients-in-8-bits", "--parts", "learning", "--json", path]
+    command += ["--steps", "2", "--shape", "64", "1", "1", "2", "128", "--text", "json"]
+
+    def runs(*options: str) -> list[tuple[str, int, list[float]]]:
+        subprocess.run([*command, *options], capture_output=True, check=True)
+        document = json.loads(path.read_text())
+        assert document["runs"]["learning"]["model"]["text"] == "json"
+        return [(run["recipe"], run["seed"], run["losses"]) for run in document["learning"]]
+
+    (first,) = runs("--seeds", "2", "--budget", "0.001")
+    assert first[:2] == ("bf16", 0)
+    every = runs("--seeds", "2", "--resume")
+    names = list(eight_bit_recipes.learning())
+    assert every[0] == first
+    assert [run[:2] for run in every] == [
+        *((name, seed) for seed in (0, 1) for name in names[:-1]),
+        ("exact", 0),
+        ("exact", 1),
+    ]
+    other = subprocess.run(
+        [*command, "--resume", "--steps", "3"], capture_output=True, text=True, check=False
+    )
+    assert other.returncode == 1
+    assert "are of another model, text or number of steps" in other.stderr
+
+
 def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "study.json"
     options = ["--quick", "--steps", "2", "--seeds", "1", "--shape", "64", "1", "1", "2", "128"]
