@@ -23,7 +23,7 @@ CHUNK = 256  # rows whose P and dS are in memory: keys that none of them sees ar
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned. Its linear layers are in f32, on a GPU in bf16."""
+    """What is learned. Linear layers and attention's q, k and v are in f32, on a GPU in bf16."""
 
     steps: int = 300
     shape: Shape = SHAPE
@@ -70,7 +70,8 @@ def learn(recipe: Recipe, seed: int, task: Task) -> dict[str, Any]:
 
     def attend(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
         with torch.autocast(device, enabled=False):  # sums of attention are f32 ones
-            out: Tensor = ByRecipe.apply(q.float(), k.float(), v.float(), recipe, (window, 0))
+            read = [(x.bfloat16() if device == "cuda" else x).float() for x in (q, k, v)]
+            out: Tensor = ByRecipe.apply(*read, recipe, (window, 0))
         return out
 
     def places(values: Tensor, count: int, generator: torch.Generator) -> Tensor:
