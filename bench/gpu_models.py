@@ -237,7 +237,7 @@ def captured(step: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+    return lambda: graph.replay() if step else None  # the step holds the tensors that the graph reads
 
 
 TASKS: dict[str, Callable[..., Task]] = {
@@ -385,6 +385,8 @@ def main() -> int:
         except Exception as error:  # Tandem's own failure; the rows behind it may do
             document["failed"][str(row)] = f"{type(error).__name__}: {error}".split("\n")[0]
             print(f"{row}: {document['failed'][str(row)]}", flush=True)
+            if isinstance(error, torch.AcceleratorError):  # the GPU refuses all that follows
+                end = 0.0
         harness.write_json(document, args.json)
     return 1 if document["failed"] else 0
 
