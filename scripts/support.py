@@ -123,6 +123,10 @@ def recipes(**options: object) -> Cases:
     }
 
 
+def gradients_in_8_bits(device: str) -> str:
+    return tandem.explain(*qkv("bf16"), device=device, precision="int8", backward_precision="int8")
+
+
 def widest(**options: object) -> Callable[[str], str]:
     """The largest head dimension of q and k, and of v where that is another."""
 
@@ -190,6 +194,7 @@ ROWS: dict[str, Callable[[str], str]] = {
     "head dimensions with functions or dropout": widest(score_mod=add, **DROPOUT),
     "**8-bit products** of f16 or bf16 tensors (`precision`)": listed(recipes()),
     "8-bit products, `strict`": listed(recipes(strict=True)),
+    "gradients by 8-bit products (`backward_precision`)": listed({"int8": gradients_in_8_bits}),
     "8-bit products of tensors quantized before": listed(quantized()),
     "8-bit products with functions or dropout": listed(recipes(**DROPOUT)),
     "8-bit products with `causal_by_sequence`": listed(recipes(causal_by_sequence=integers(2))),

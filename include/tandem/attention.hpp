@@ -32,8 +32,9 @@
 namespace tandem {
 
 /// What the products of a forward pass are computed in. All but `exact` round f16 or bf16 inputs to 8 bits on
-/// the way, as docs/numerics.md (Low precision) says; the backward of such a call is the 16-bit one. Errors
-/// and the speed of whole calls, which round as well as multiply, are in docs/results.
+/// the way, as docs/numerics.md (Low precision) says; the backward of such a call is the 16-bit one unless
+/// AttentionOptions::backward_precision says otherwise. Errors and the speed of whole calls, which round as
+/// well as multiply, are in docs/results.
 enum class Precision : int {
   exact = 0,  ///< the dtype of the inputs
   fp8 = 1,    ///< e4m3: Q K^T and P V; block scales, Q and K rotated, K's mean removed
@@ -70,14 +71,19 @@ struct AttentionOptions {
   bool deterministic = false;
   /// Also check the contents of cu_seqlens and seqused (reads them; on a GPU this synchronises).
   bool check = false;
-  /// Forward in 8 bits, of f16 and bf16 inputs. Backward takes it too, and computes in 16 bits all the same.
-  /// 8-bit inputs, quantized by the caller, go with fp8 (e4m3) or int8 (s8): nothing but P is then rounded.
-  /// `exact` takes e4m3 inputs (on a GPU with a cache), and everywhere 8-bit k and v (e4m3 or s8, as a cache
-  /// may hold them) beside a q of 16 bits or, on the CPU, f32: they go to q's dtype on the way.
+  /// Forward in 8 bits, of f16 and bf16 inputs. Backward takes it too, and computes as backward_precision
+  /// says. 8-bit inputs, quantized by the caller, go with fp8 (e4m3) or int8 (s8): nothing but P is then
+  /// rounded. `exact` takes e4m3 inputs (on a GPU with a cache), and everywhere 8-bit k and v (e4m3 or s8, as
+  /// a cache may hold them) beside a q of 16 bits or, on the CPU, f32: they go to q's dtype on the way.
   Precision precision = Precision::exact;
   /// With an 8-bit precision: no scale and no mean looks at a later row, so that a causal result is bitwise
   /// that of the sequence cut off behind it.
   bool strict = false;
+  /// What the products of a backward pass are computed in. `int8`: all five in s8, with the values and the
+  /// scales of a forward pass in int8, whose LSE it takes; docs/numerics.md has the recipe. It goes with
+  /// precision int8, without softcap and sinks, and on the CPU; other than that and `exact` is an error.
+  /// Forward takes it too, and is the same with it.
+  Precision backward_precision = Precision::exact;
   /// Forward: keys of a split, a multiple of 128; 0: off. Keys are then cut at its multiples, counted from
   /// the sequence's first key, and everything else that bits depend on follows from the model alone: heads,
   /// head dimensions, dtype and mask. A sequence's results do not depend on what else is in the batch, on its

@@ -67,6 +67,7 @@ void each_option(AttentionOptions& options, Execution& execution, F&& f) {
   f("threads", execution.threads);
   f("precision", options.precision);
   f("strict", options.strict);
+  f("backward_precision", options.backward_precision);
   f("split_size", options.split_size);
   f("dropout_p", options.dropout_p);
   f("dropout_seed", options.dropout_seed);

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         check: bool
         precision: str
         strict: bool
+        backward_precision: str
         split_size: int
         threads: int
         sm_limit: int
@@ -106,6 +107,7 @@ def attention(
     check: bool = False,
     precision: str = "exact",
     strict: bool = False,
+    backward_precision: str = "exact",
     split_size: int = 0,
     threads: int = 0,
     sm_limit: int = 0,
@@ -179,13 +181,16 @@ def attention(
       check: also check what cu_seqlens, seqused, page_table, leftpad_k and cache_batch_idx contain.
       precision: "exact", or compute in 8 bits from float16 or bfloat16 inputs: "fp8" or "int8" (about a third
         of fp8's error, but twice it with an attention sink: take strict). Gradients are then those of the
-        16-bit formula at this result and LSE. "fp8" also takes float8_e4m3fn inputs, "int8" int8 inputs, with
-        their scales: then nothing but the probabilities is rounded. "exact" takes k and v in float8_e4m3fn or
-        int8 beside a q that is not, as an 8-bit cache has them: they go to q's dtype on the way (in memory of
-        their size in it), and products are in that. It takes q, k and v in float8_e4m3fn (on a GPU with a
-        cache, or up to 64 queries a sequence): values are widened, and nothing else is rounded.
+        16-bit formula at this result and LSE, unless backward_precision says otherwise. "fp8" also takes
+        float8_e4m3fn inputs, "int8" int8 inputs, with their scales: then nothing but the probabilities is
+        rounded. "exact" takes k and v in float8_e4m3fn or int8 beside a q that is not, as an 8-bit cache has
+        them: they go to q's dtype on the way (in memory of their size in it), and products are in that. It
+        takes q, k and v in float8_e4m3fn (on a GPU with a cache, or up to 64 queries a sequence): values are
+        widened, and nothing else is rounded.
       strict: with 8 bits, no scale and no mean looks at later rows, so that causal results are bitwise those
         of the sequence cut off behind them.
+      backward_precision: "exact", or "int8" with precision "int8", on the CPU: gradients by products in s8,
+        too (docs/numerics.md has the recipe). Without softcap and sink.
       split_size: a multiple of 128, such as 1024: keys are cut at its multiples, and a sequence's bits then
         depend on nothing but the sequence: not on the batch, its place there, padding or pages, nor on
         whether its queries come in one call, in chunks or one by one. 0: off. With precision "exact";
@@ -249,6 +254,7 @@ def attention(
         metadata,
         precision,
         strict,
+        backward_precision,
         split_size,
         sm_limit=sm_limit,
     )
@@ -304,14 +310,13 @@ def attention_backward(
 ) -> tuple[Any, ...]:
     """Gradients of `attention`, for use without autograd (PyTorch users call ``.backward()`` on the result).
 
-    The options must be those of the forward call, but precision, strict and split_size, which are the forward
-    pass's alone; they are described there. The scores are computed again from q, k and the LSE, so memory
-    never grows with seqlen squared.
+    The options must be those of the forward call, which describes them, but split_size, which is its alone.
+    precision and strict matter with backward_precision, without which gradients are in 16 bits. The scores
+    are computed again from q, k and the LSE, so memory never grows with seqlen squared.
 
     Args:
       dout: gradient of the result, of its shape and dtype; the last dimension contiguous.
-      q, k, v: the forward call's inputs. float8 and int8 are errors: the backward of an 8-bit forward
-        is 16-bit.
+      q, k, v: the forward call's inputs. float8 and int8 are errors: they have no gradients.
       out: the forward call's result.
       lse: the forward call's LSE.
       dlse: gradient of the LSE, float32, of its shape. Default: none flows through it.
@@ -328,7 +333,8 @@ def attention_backward(
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     metadata = (*lengths, *(None,) * (len(_call.METADATA) - len(lengths)))
     given: dict[str, Any] = {**options}
-    call = _call.of_options("attention_backward", given, _call.PARTS)
+    taken = (*_call.PARTS, "precision", "strict", "backward_precision")
+    call = _call.of_options("attention_backward", given, taken)
     call.metadata = metadata
     call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.expect_seed(call)

@@ -49,6 +49,7 @@ class Call:
     metadata: tuple[Any, ...] = (None,) * len(METADATA)
     precision: str = _option("exact", "precision", parts=False)
     strict: bool = _option(False, "bool", parts=False)
+    backward_precision: str = _option("exact", "precision", parts=False)
     split_size: int = _option(0, "SymInt", "an integer, a multiple of 128; 0 is off", parts=False)
     #: a _functions.Functions; None where the caller has none
     functions: Any = None

@@ -64,6 +64,7 @@ tandem::AttentionOptions options_of(const tandem_options* given) {
   r.check = o.check != 0;
   r.precision = static_cast<tandem::Precision>(o.precision);
   r.strict = o.strict != 0;
+  r.backward_precision = static_cast<tandem::Precision>(o.backward_precision);
   r.split_size = o.split_size;
   r.dropout_p = o.dropout_p;
   r.dropout_seed = o.dropout_seed;

@@ -9,6 +9,35 @@ namespace tandem {
 
 using check::invalid;
 
+namespace {
+
+/// Gradients in 8 bits are those of a forward pass in int8.
+void validate_backward_precision(const AttentionOptions& options, const AttentionInputs& in) {
+  const Precision asked = options.backward_precision;
+  if (asked == Precision::exact) return;
+  if (asked != Precision::int8) {
+    invalid("backward_precision is {}; it must be exact (0) or int8 (2)", static_cast<int>(asked));
+  }
+  if (options.precision != Precision::int8) {
+    invalid(
+        "backward_precision int8 takes the values and the LSE of a forward pass in int8, but precision is "
+        "{}; "
+        "pass precision int8, or leave backward_precision out",
+        name_of(options.precision));
+  }
+  if (is_eight_bit(in.q.dtype)) {
+    invalid("backward_precision int8 is given with q in {}, which has no gradients; leave it out",
+            name_of(in.q.dtype));
+  }
+  if (options.softcap != 0.0F || in.sink.given()) {
+    fail(Status::unsupported,
+         "{} is given with backward_precision int8, whose gradients have none; leave one of both out",
+         options.softcap != 0.0F ? "softcap" : "sink");
+  }
+}
+
+}  // namespace
+
 void ProblemBuilder::options() {
   if (options_.scale && !std::isfinite(*options_.scale))
     invalid("scale is {}; it must be finite", *options_.scale);
@@ -104,6 +133,8 @@ void ProblemBuilder::precision() {
   }
   p_.precision = precision;
   p_.strict = options_.strict;
+  validate_backward_precision(options_, in_);
+  p_.backward_precision = options_.backward_precision;
   const DType dtype = q_.tensor.dtype;
   eight_bit_head_dims();
   if (quantized_inputs()) return precision_of_quantized(precision, dtype);

@@ -2,6 +2,7 @@
 
 #include "cpu/backward/add.hpp"
 #include "cpu/common/workspace.hpp"
+#include "cpu/eight_bit/gradients.hpp"
 #include "cpu/quantize/dequantize.hpp"
 #include "problem/mixed.hpp"
 
@@ -14,8 +15,10 @@ bool copies(const Problem& p) {
 }
 
 void run_pass(const Plan& plan, const Problem& problem, std::byte* workspace, Stop* stop) {
-  if (std::holds_alternative<EightBitPlan>(plan.pass))
-    return eight_bit_forward(plan, problem, workspace, stop);
+  if (std::holds_alternative<EightBitPlan>(plan.pass)) {
+    const bool is_forward = problem.pass == Pass::forward;
+    return (is_forward ? eight_bit_forward : eight_bit_gradients)(plan, problem, workspace, stop);
+  }
   if (std::holds_alternative<ForwardPlan>(plan.pass)) return forward(plan, problem, workspace, stop);
   backward(plan, problem, workspace, stop);
 }
@@ -45,7 +48,12 @@ Plan::Plan(const Problem& call, const Config& chosen) : problem(call), config(ch
     plan_as(plan_forward(call, config, compiled));
     return;
   }
-  plan_as(plan_backward(call, config, compiled));
+  if (call.backward_precision != Precision::exact) {
+    config.block_q = config.block_k = quant_block;
+    plan_as(plan_eight_bit_gradients(call, config));
+  } else {
+    plan_as(plan_backward(call, config, compiled));
+  }
   copied_bytes = added_bytes(call);
   if (copied_bytes > 0) workspace_bytes += copied_bytes + scratch_alignment;
 }

@@ -132,9 +132,11 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
     }
   }
   if (problem.precision == Precision::exact) return lines;
-  const std::string what = problem.pass == Pass::backward
-                               ? "the backward of an 8-bit forward is 16-bit"
-                               : describe(cuda ? plan.gpu->recipe : plan.cpu->config.recipe);
+  const bool in_16 = problem.backward_precision == Precision::exact;
+  const std::string what =
+      problem.pass == Pass::backward
+          ? in_16 ? "the backward of an 8-bit forward is 16-bit" : "gradients by products in s8"
+          : describe(cuda ? plan.gpu->recipe : plan.cpu->config.recipe);
   lines.push_back(
       fmt::format("precision {}{}{}: {}", name_of(problem.precision), problem.strict ? ", strict" : "",
                   problem.quantized_inputs() ? ", of the caller's quantized values and scales" : "", what));

@@ -39,6 +39,13 @@ void check_eight_bits(const Problem& p) {
         "copy the tensors to the CPU",
         p.precision);
   }
+  if (p.backward_precision != Precision::exact) {
+    unsupported(
+        "backward_precision {} has no GPU kernel; leave it out, for gradients in 16 bits, or copy the "
+        "tensors "
+        "to the CPU",
+        p.backward_precision);
+  }
   if (p.causal_by_sequence.given()) {
     unsupported(
         "causal_by_sequence with precision {} has no GPU kernel; leave the precision exact, or copy the "

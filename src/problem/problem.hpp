@@ -116,6 +116,7 @@ struct Problem : ScoreOptions {
   std::int64_t split_size = 0;  ///< keys of a split; 0: off. Then bits do not depend on the batch
   Precision precision = Precision::exact;
   bool strict = false;
+  Precision backward_precision = Precision::exact;  ///< exact, or int8 with precision int8
 
   Operand q, k, v, out;
   Operand dout, dq, dk, dv;

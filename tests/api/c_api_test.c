@@ -192,9 +192,16 @@ static void test_struct_versions(void) {
   options.struct_size = offsetof(tandem_options, split_size);
   CHECK(tandem_forward(&args, NULL) == tandem_ok);
 
+  options = tandem_options_default();
+  options.backward_precision = tandem_int8;
+  CHECK_FAILS(
+      tandem_forward(&args, NULL), tandem_invalid_argument,
+      "backward_precision int8 takes the values and the LSE of a forward pass in int8, but precision is "
+      "exact; pass precision int8, or leave backward_precision out");
+
   /* A caller of the first version, whose options end before `strict`: it is not read. */
   options = tandem_options_default();
-  options.strict = options.reserved = -1;
+  options.strict = options.backward_precision = -1;
   options.struct_size = 56;
   args = forward_args(&b);
   args.options = &options;

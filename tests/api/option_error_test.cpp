@@ -16,6 +16,14 @@ namespace {
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
+/// dense_forward of bf16 and gradients in 8 bits.
+ForwardArgs forward_for_8_bit_gradients() {
+  ForwardArgs a = dense_forward();
+  a.q.dtype = a.k.dtype = a.v.dtype = a.out.dtype = DType::bf16;
+  a.options.precision = a.options.backward_precision = Precision::int8;
+  return a;
+}
+
 /// packed_forward of 8-bit inputs.
 ForwardArgs packed_e4m3_forward() {
   ForwardArgs a = packed_forward();
@@ -30,6 +38,22 @@ using F = ForwardArgs;
 class OptionError : public testing::TestWithParam<Forward> {};
 TEST_P(OptionError, SaysRuleValueAndRemedy) {
   expect_message(GetParam());
+}
+
+TEST(EightBitGradientError, GradientsIn8BitsHaveNeitherSoftcapNorSink) {
+  const auto refusal = [](const ForwardArgs& a) {
+    return error_of(Status::unsupported, [&] { make_problem(a); });
+  };
+  ForwardArgs capped = forward_for_8_bit_gradients();
+  EXPECT_NO_THROW(make_problem(capped));
+  capped.options.softcap = 30.0F;
+  EXPECT_EQ(
+      refusal(capped),
+      "softcap is given with backward_precision int8, whose gradients have none; leave one of both out");
+  ForwardArgs with_sink = forward_for_8_bit_gradients();
+  with_sink.sink = tensor(5, DType::f32, {4});
+  EXPECT_EQ(refusal(with_sink),
+            "sink is given with backward_precision int8, whose gradients have none; leave one of both out");
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -102,6 +126,19 @@ INSTANTIATE_TEST_SUITE_P(
                 "leave the precision exact"},
         Forward{"precision_of_e4m3", e4m3_forward, [](F& a) { a.options.precision = Precision::int8; },
                 "precision int8 does not take q in e4m3; pass precision fp8, or 16-bit tensors"},
+        Forward{"backward_precision_of_e4m3", forward_for_8_bit_gradients,
+                [](F& a) { a.options.backward_precision = Precision::fp8; },
+                "backward_precision is 1; it must be exact (0) or int8 (2)"},
+        Forward{"backward_precision_alone", forward_for_8_bit_gradients,
+                [](F& a) { a.options.precision = Precision::fp8; },
+                "backward_precision int8 takes the values and the LSE of a forward pass in int8, but "
+                "precision is fp8; pass precision int8, or leave backward_precision out"},
+        Forward{"backward_precision_of_s8", e4m3_forward,
+                [](F& a) {
+                  a.q.dtype = a.k.dtype = a.v.dtype = DType::s8;
+                  a.options.precision = a.options.backward_precision = Precision::int8;
+                },
+                "backward_precision int8 is given with q in s8, which has no gradients; leave it out"},
         Forward{
             "precision_of_mixed", e4m3_forward,
             [](F& a) {

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include "gpu/device.hpp"
+#include "harness/error_of.hpp"
 #include "problem/recipe_of.hpp"
+#include "tandem/attention.hpp"
 
 namespace tandem {
 namespace {
@@ -163,6 +166,20 @@ TEST(EightBitPlan, ObjectionsNameTheRule) {
             "values in place are e4m3, with scales by block or larger: others are arranged before");
   EXPECT_EQ(objection([](EightBitConfig& c) { c.stages = 8; }),
             "needs 287744 bytes of shared memory, a block has 232448");
+}
+
+/// Nothing falls back to gradients in 16 bits, and the forward pass says so already.
+TEST(EightBitPlan, HasNoGradientsIn8BitsOnAGpu) {
+  const Device device{.kind = Device::Kind::cuda, .index = gpu::first_described};
+  ForwardArgs args;
+  args.q = args.k = args.v = ConstTensor(nullptr, DType::bf16, {2, 64, 8, 64}, device);
+  args.out = Tensor(nullptr, DType::bf16, {2, 64, 8, 64}, device);
+  args.options.precision = Precision::int8;
+  EXPECT_NO_THROW(explain(args));
+  args.options.backward_precision = Precision::int8;
+  EXPECT_EQ(error_of(Status::unsupported, [&] { return explain(args); }),
+            "backward_precision int8 has no GPU kernel; leave it out, for gradients in 16 bits, or copy the "
+            "tensors to the CPU");
 }
 
 }  // namespace

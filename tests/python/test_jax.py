@@ -132,6 +132,14 @@ def test_precision_and_strict() -> None:
     out = attention(to_jax(q), to_jax(k), to_jax(v), **options)
     assert torch.equal(to_torch(out), tandem.attention(q, k, v, **options).float())
 
+    options["backward_precision"] = "int8"
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    expected = torch.autograd.grad(tandem.attention(*leaves, **options).float().sum(), leaves)
+    as_jax = [to_jax(t.detach()) for t in (q, k, v)]
+    pulled = jax.grad(lambda *x: attention(*x, **options).astype("float32").sum(), (0, 1, 2))(*as_jax)
+    for got, right in zip(pulled, expected, strict=True):
+        assert torch.equal(to_torch(got), right.float())
+
 
 def test_numpys_numbers_are_options() -> None:
     q, k, v = (to_jax(t) for t in qkv())

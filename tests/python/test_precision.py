@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import tandem
 import torch
@@ -41,6 +43,34 @@ def test_gradients_are_the_16_bit_ones() -> None:
     q, k, v = (t.detach() for t in tensors)
     same = tandem.attention_backward(dout, q, k, v, out.detach(), lse.detach())
     assert all(torch.equal(a, b) for a, b in zip(gradients, same, strict=True))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_gradients_in_8_bits(strict: bool) -> None:
+    options: dict[str, Any] = {"causal": True, "precision": "int8", "strict": strict}
+    tensors = [t.requires_grad_() for t in qkv(dtype=torch.bfloat16)]
+    dout = torch.randn_like(tensors[0])
+    sixteen = torch.autograd.grad(tandem.attention(*tensors, **options), tensors, dout)
+    options["backward_precision"] = "int8"
+    out, lse = tandem.attention(*tensors, **options, return_lse=True)
+    gradients = torch.autograd.grad(out, tensors, dout)
+    for a, b in zip(gradients, sixteen, strict=True):
+        assert not torch.equal(a, b)
+        assert torch.cosine_similarity(a.float().flatten(), b.float().flatten(), 0) > 0.999
+    q, k, v = (t.detach() for t in tensors)
+    same = tandem.attention_backward(dout, q, k, v, out.detach(), lse.detach(), **options)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, same, strict=True))
+    compiled = torch.compile(tandem.attention, fullgraph=True, backend="aot_eager")
+    again = torch.autograd.grad(compiled(*tensors, **options), tensors, dout)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
+
+
+def test_gradients_in_8_bits_go_with_int8() -> None:
+    tensors = qkv(dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="^backward_precision int8 takes .* precision is exact; "):
+        tandem.attention(*tensors, backward_precision="int8")
+    with pytest.raises(ValueError, match="^backward_precision is 'e5m2'; it must be one of "):
+        tandem.attention(*tensors, precision="int8", backward_precision="e5m2")
 
 
 def test_explain_names_the_recipe() -> None:

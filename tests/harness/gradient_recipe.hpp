@@ -1,0 +1,29 @@
+// Gradients in 8 bits as docs/numerics.md states them, in fp64, and how far from that a backend may be.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "call.hpp"
+
+namespace tandem::harness {
+
+/// A gradient in the order of its tensor, and what f32 may change of each element: sums and statistics of
+/// rows in f32, the result's own rounding, and for each entry of P and dS that is next to the middle of two
+/// numbers, a unit.
+struct GradientExpected {
+  std::vector<double> values, bounds;
+  std::vector<double> unrounded;  ///< with P and dS as they are
+};
+struct GradientsExpected {
+  GradientExpected dq, dk, dv;
+};
+
+/// What backward has to give, of the call's q, k, v, dout, dlse and the out and LSE that forward has left.
+GradientsExpected expect_gradients_in_8_bits(const Call& call);
+
+/// Whether the gradients are within the bounds, element by element.
+testing::AssertionResult follows_recipe(const Call& call, const GradientsExpected& expected);
+
+}  // namespace tandem::harness
