@@ -7,7 +7,9 @@
 #include "api/make_problem.hpp"
 #include "cpu/cpu.hpp"
 #include "harness/changes.hpp"
+#include "harness/environment.hpp"
 #include "harness/quantized.hpp"
+#include "harness/recipe_reference.hpp"
 #include "harness/runner.hpp"
 
 namespace tandem::harness {
@@ -57,6 +59,23 @@ TEST(QuantizedInput, AreAttendedToAsTheRecipeDoes) {
   }
   EXPECT_EQ(bits_of_quantized(call, DType::s8, Granularity::row),
             bits_of_recipe(call, OperandType::s8, ScaleGroup::row));
+}
+
+/// Tiles of a matrix unit have the rows of several blocks, each with a scale of its own.
+TEST(QuantizedInput, OfWholeNumbersFollowTheRecipe) {
+  Case c = grouped_case();
+  c.options.precision = Precision::int8;
+  for (const cpu::Target target : cpu::available_targets()) {
+    SCOPED_TRACE(cpu::name_of(target));
+    const Environment environment("TANDEM_CPU_TARGET", cpu::name_of(target));
+    for (const Granularity granularity : {Granularity::head, Granularity::block, Granularity::row}) {
+      Call call(c);
+      quantize_inputs(call, DType::s8, granularity);
+      call.prepare(Pass::forward);
+      forward(call.forward_args(), Execution{.threads = 1});
+      EXPECT_TRUE(follows_recipe(call, expect_recipe(call)));
+    }
+  }
 }
 
 TEST(QuantizedInput, OfPackedSequencesHaveScalesByRow) {

@@ -3,37 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 
 #include "cpu/cpu.hpp"
+#include "environment.hpp"
 #include "expect.hpp"
 
 namespace tandem::harness {
 namespace {
-
-/// Sets an environment variable for a scope.
-class Environment {
- public:
-  Environment(const char* name, const char* value) : name_(name) {
-    if (const char* old = std::getenv(name)) old_ = old;
-    setenv(name, value, 1);
-  }
-  ~Environment() {
-    if (old_) {
-      setenv(name_, old_->c_str(), 1);
-    } else {
-      unsetenv(name_);
-    }
-  }
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
-
- private:
-  const char* name_;
-  std::optional<std::string> old_;
-};
 
 /// The public API on the CPU, restricted to one instruction set.
 class CpuRunner : public Runner {

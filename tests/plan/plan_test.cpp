@@ -9,34 +9,17 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdlib>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "api/make_problem.hpp"
 #include "gpu/device.hpp"
+#include "harness/environment.hpp"
 #include "harness/error_of.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem {
 namespace {
-
-/// Sets an environment variable for a scope.
-class ScopedVariable {
- public:
-  ScopedVariable(const char* name, const char* value) : name_(name) {
-    if (const char* before = std::getenv(name)) before_ = before;
-    setenv(name, value, 1);
-  }
-  ~ScopedVariable() { before_ ? setenv(name_, before_->c_str(), 1) : unsetenv(name_); }
-  ScopedVariable(const ScopedVariable&) = delete;
-  ScopedVariable& operator=(const ScopedVariable&) = delete;
-
- private:
-  const char* name_;
-  std::optional<std::string> before_;
-};
 
 /// Shapes without memory: a Plan depends on nothing else.
 ForwardArgs forward_args(std::int64_t seqlen_k, Device device = {}) {
@@ -100,14 +83,14 @@ TEST(Plan, TakesTheThreadCountGiven) {
 }
 
 TEST(Plan, TakesTheTargetOfTheEnvironment) {
-  const ScopedVariable target("TANDEM_CPU_TARGET", "portable");
+  const harness::Environment target("TANDEM_CPU_TARGET", "portable");
   const Plan plan = plan_of(forward_args(64));
   EXPECT_EQ(plan.cpu->config.target, cpu::Target::portable);
   EXPECT_TRUE(mentions("target portable: TANDEM_CPU_TARGET asks for it"));
 }
 
 TEST(Plan, RefusesATargetThatIsNotThere) {
-  const ScopedVariable target("TANDEM_CPU_TARGET", "abacus");
+  const harness::Environment target("TANDEM_CPU_TARGET", "abacus");
   EXPECT_EQ(error_of(Status::unsupported, [] { plan_of(forward_args(64)); })
                 .find("TANDEM_CPU_TARGET is 'abacus', which this build or this processor does not have"),
             0);
@@ -302,7 +285,7 @@ TEST(Plan, HasTheGridsOfSoManySms) {
 
 /// The kernels sm80 forward have a CTA for each tile; backward they are persistent, too.
 TEST(Plan, HasNoForwardOfTheFamilySm80OnSoManySms) {
-  const ScopedVariable family("TANDEM_KERNELS", "sm80");
+  const harness::Environment family("TANDEM_KERNELS", "sm80");
   const Device device{.kind = Device::Kind::cuda, .index = gpu::first_described};
   const Problem problem = make_problem(forward_args(64, device), Memory::described);
   EXPECT_NO_THROW(make_plan(problem, {.sm_limit = 1000}));

@@ -134,7 +134,8 @@ float largest_of(const Run& run, const float* largest, ScaleGroup group, std::in
 struct CallerScales {
   static constexpr float one = 1.0F;
   const float* data = &one;
-  std::int64_t stride = 0;  ///< from row to row; a block's rows share one
+  std::int64_t stride = 0;         ///< from row to row; a block's rows share one
+  std::int64_t stride_blocks = 0;  ///< from a block of rows to the next
 
   CallerScales(const Scales& s, std::int64_t b, std::int64_t head, const Rows& rows, std::int64_t first) {
     if (s.data == nullptr) return;
@@ -142,6 +143,7 @@ struct CallerScales {
     const std::int64_t group = by_row ? rows.begin + first : first / quant_block;
     data = s.data + b * s.batch_stride + head / s.heads * s.head_stride + group * s.group_stride;
     stride = by_row ? s.group_stride : 0;
+    stride_blocks = by_row ? quant_block * s.group_stride : s.group_stride;
   }
 };
 
@@ -265,6 +267,7 @@ void run_tile(const Head& h, std::int64_t item) {
   if (p.quantized_inputs()) {
     tile.q_scales = given.data;
     tile.q_scale_stride = given.stride;
+    tile.q_scale_stride_blocks = given.stride_blocks;
   }
   tile.q_largest = largest_of(run, run.q_largest, run.recipe.qk_scales, p.heads_q, h.b, head);
   tile.mean = h.mean();

@@ -75,13 +75,15 @@ inline void find_shifts(const Work& w) {
   }
 }
 
-/// Takes caller-supplied values and scales of `count` rows of Q, from the tile's row `first` on.
+/// Takes caller-supplied values and scales of `count` rows of Q, a block of the tile that begins with its row
+/// `first`.
 inline void copy_queries(const Work& w, int first, int count) {
   const ForwardTile& t = w.t;
+  const float* const scales = w.tile.q_scales + first / quant_block * w.tile.q_scale_stride_blocks;
   const std::int64_t stride = key_bytes(t.head_dim_qk, w.tile.on_unit);
   for (int i = 0; i < count; ++i) {
     copy_quantized(static_cast<const std::uint8_t*>(t.q.data) + (t.first + first + i) * t.q.row_stride,
-                   w.tile.recipe.qk, t.head_dim_qk, w.tile.q_scales[(first + i) * w.tile.q_scale_stride],
+                   w.tile.recipe.qk, t.head_dim_qk, scales[i * w.tile.q_scale_stride],
                    w.s.quantized + i * stride, w.s.q_scale[first + i]);
   }
 }

@@ -61,7 +61,8 @@ struct EightBitTile {
   bool on_unit = false;                       ///< products are those of a matrix unit
   float q_largest = 0.0F;                     ///< scale groups tensor and head: the largest |q|
   const float* q_scales = nullptr;            ///< where q is quantized: its first row's
-  std::int64_t q_scale_stride = 0;            ///< from row to row
+  std::int64_t q_scale_stride = 0;            ///< from row to row, within a block of quant_block rows
+  std::int64_t q_scale_stride_blocks = 0;     ///< from block to block
   const float* mean = nullptr;                ///< K's mean by channel, where it was removed
   const std::uint8_t* k_quantized = nullptr;  ///< [seqlen_k][key_bytes], on a matrix unit blocks of that
   const float* k_scales = nullptr;            ///< [seqlen_k], negative for a marked row
