@@ -50,9 +50,13 @@ def measure(rank: int, store: str, arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=arguments.ranks)
     _parts._core = Timed  # type: ignore[assignment]
-    for owner, name in ((_comm.Waiting, "wait"), (_comm.Ranks, "exchange"), (_comm.Ranks, "shift")):
+    for owner, name in (
+        (_comm.Waiting, "wait"),
+        (_comm.Ranks, "exchange"),
+        (_comm.Ranks, "shift"),
+        (_comm.Ranks, "ask"),
+    ):
         setattr(owner, name, timed("communication", getattr(owner, name)))
-    _comm.Ranks.gather_small = timed("communication", _comm.Ranks.gather_small)
     layout = Layout.zigzag(arguments.seqlen, arguments.ranks)
     rows = layout.rows(rank)
     q, k, v = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -18,6 +19,7 @@ from distributed_pool import Pool
 from tandem import _call
 from tandem.distributed import (
     Layout,
+    _agree,
     _begin,
     _comm,
     _cost,
@@ -66,6 +68,49 @@ def test_ranks_that_gather_different_things_are_told_on_every_rank(pool: Pool) -
     cases.assert_told(pool.run(_gathers), values, wrong)
 
 
+def _as_on_a_gpu(rank: int) -> tuple[dict[str, str], dict[str, str], int]:
+    """What each rank is told where it launches what it has agreed on before, and compares beside that; the
+    group sends from GPUs alone as far as it knows, so that another one beside it compares."""
+    before = _agree._launches, _comm.sends_from_host
+    _agree._launches = lambda device: True
+    _comm.sends_from_host = lambda devices: False
+    try:
+        group = dist.new_group([0, 1, 2, 3])
+        layout, odd = Layout.zigzag(64, 4), rank == 2
+        q, k, v = (torch.randn(1, layout.rows(rank), heads, 16) for heads in (4, 2, 2))
+        refused = functools.partial(
+            cases.refused, context_parallel_attention, q, k, v, layout=layout, group=group
+        )
+        first = {
+            "scale": refused(scale=2.0 if odd else 1.0),
+            "heads": cases.refused(
+                context_parallel_attention, q[:, :, :2] if odd else q, k, v, layout=layout, group=group
+            ),
+        }
+        for scale in (1.0, 2.0):  # agreed on from now on
+            for _ in range(2):
+                context_parallel_attention(q, k, v, layout=layout, group=group, scale=scale, dropout_p=0.1)
+                out = context_parallel_attention(q, k, v, layout=layout, group=group, scale=scale)
+        then = {
+            "scale": refused(scale=2.0 if odd else 1.0),
+            "dropout": refused(scale=2.0 if odd else 1.0, dropout_p=0.1),
+        }
+        again = context_parallel_attention(q, k, v, layout=layout, group=group, scale=2.0)
+        assert torch.equal(out, again)
+        return first, then, len(_comm._on_host)
+    finally:
+        _agree._launches, _comm.sends_from_host = before
+
+
+def test_what_is_agreed_on_is_launched_before_it_is_compared(pool: Pool) -> None:
+    found = pool.run(_as_on_a_gpu)
+    scale = ("scale", "1.0", "2.0")
+    heads = ("shape of q but rows", "(1, 4, 16)", "(1, 2, 16)")
+    cases.assert_told([first for first, _, _ in found], {"scale": scale, "heads": heads}, {})
+    cases.assert_told([then for _, then, _ in found], {"scale": scale, "dropout": scale}, {})
+    assert [beside for _, _, beside in found] == [1] * 4
+
+
 SIZES = {"heads_q": 8, "heads_kv": 2, "head_dim_qk": 64}
 DIVIDED = Layout.zigzag(2**16, 4)
 
@@ -80,7 +125,7 @@ def _on_different_machines(rank: int) -> tuple[Any, str]:
     )
     try:
         group = dist.new_group([0, 1, 2, 3])
-        hosts = _comm.Ranks.of(group).hosts(torch.device("cpu"))
+        hosts = _comm.Ranks.of(group).hosts()
         q, k = (torch.empty(1, DIVIDED.rows(rank), heads, 64, dtype=torch.bfloat16) for heads in (8, 2))
         asked = _begin.Asked(_call.Call(causal=True, check=True), DIVIDED, None, "auto")
         _, chosen = _begin.begin(asked, _comm.Ranks.of(group), q, k, k, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,11 @@ _OWN = ("check", "threads", "sm_limit")
 def options_of(call: _call.Call) -> dict[str, Any]:
     """The options that have to be the same on every rank."""
     return {name: getattr(call, name) for name, _ in _call.KINDS if name not in _OWN}
+
+
+#: By groups: digests that all of their ranks have agreed on.
+_known: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+_MOST_KNOWN = 100_000
 
 
 @contextlib.contextmanager
@@ -40,6 +46,9 @@ def agree(
 ) -> None:
     """Raises on every rank where two ranks ask for different things, or one of them has found an error.
 
+    On a GPU, where launching is not waiting, ranks that have agreed on the same before are compared beside
+    the launches: `Ranks.settle` raises then, before the call returns.
+
     Args:
       asked: what has to be the same on every rank, by name.
       error: what this rank has found wrong with its own arguments.
@@ -50,11 +59,32 @@ def agree(
         if error is not None:
             raise error
         return
-    digest = hashlib.sha256(repr(sorted(asked.items())).encode()).digest()
-    own = [int(error is not None), int.from_bytes(digest[:7], "little")]
-    found = ranks.gather_small(own, device)
-    if all(numbers == found[0] for numbers in found) and error is None:
-        return
+    digest = int.from_bytes(hashlib.sha256(repr(sorted(asked.items())).encode()).digest()[:7], "little")
+    answers = ranks.ask([int(error is not None), digest])
+    known = set() if ranks.levels is not None else _known.setdefault(ranks.group, set())
+
+    def settle() -> None:
+        numbers = answers()
+        if error is not None or any(each != numbers[0] for each in numbers):
+            known.discard(digest)
+            _tell(ranks, asked, error)
+        if len(known) > _MOST_KNOWN:
+            known.clear()
+        known.add(digest)
+
+    if digest in known and error is None and _launches(device):
+        ranks.unsettled.append(settle)
+    else:
+        settle()
+
+
+def _launches(device: torch.device) -> bool:
+    """Whether kernels and messages of this device run after the host has launched them."""
+    return device.type != "cpu"
+
+
+def _tell(ranks: Ranks, asked: dict[str, Any], error: Exception | None) -> None:
+    """Raises what differs, or what a rank has found, on every rank."""
     told = ranks.gather_objects((None if error is None else str(error), asked))
     if error is not None:
         raise error

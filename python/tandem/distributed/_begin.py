@@ -49,7 +49,7 @@ def begin(
     """The job of a call and its strategy; an error on every rank where one of them has passed something wrong
     or two disagree. ``followed``: whether gradients are wanted, where the tensors don't tell."""
     device = getattr(q, "device", torch.device("cpu"))
-    hosts = ranks.hosts(device)  # before anything can be wrong: the other ranks ask too
+    hosts = ranks.hosts()  # before anything can be wrong: the other ranks ask too
     with _agree.agreed(ranks, "context_parallel_attention", device, asked.call.check) as same:
         same |= _validate(ranks, asked, q, k, v, sink)
         four = [t.unsqueeze(0) if asked.layout.packed else t for t in _derivatives.autocast(q, k, v)]
@@ -65,7 +65,7 @@ def begin(
         links = Links.of(device.type, hosts, ranks.levels[1].size if ranks.levels else 0)
         chosen = _cost.choose(asked.layout, mask, Shape.of(*four), links, asked.strategy)
         same["strategy chosen"] = chosen
-    return Job(ranks, asked.layout, mask, _seeded(options, ranks, device), links.far), chosen
+    return Job(ranks, asked.layout, mask, _seeded(options, ranks), links.far), chosen
 
 
 def settled(call: _call.Call) -> _call.Call:
@@ -85,12 +85,13 @@ def _options(asked: Asked, q: Tensor) -> _parts.Options:
     return _parts.Options(call, pairs, heads)
 
 
-def _seeded(options: _parts.Options, ranks: Ranks, device: torch.device) -> _parts.Options:
+def _seeded(options: _parts.Options, ranks: Ranks) -> _parts.Options:
     """The options with a seed of dropout, where there is none that of the first rank: one more exchange."""
     if options.call.dropout_p == 0 or options.call.dropout_seed is not None:
         return options
+    ranks.settle()  # ranks that disagree do not come to the next exchange
     own = int(torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device="cpu"))
-    seed = ranks.gather_small([own], device)[0][0]
+    seed = ranks.ask([own])()[0][0]
     return replace(options, call=replace(options.call, dropout_seed=seed))
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import platform
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from tandem._errors import ExecutionError, InvalidArgumentError
 
@@ -41,6 +44,12 @@ class Waiting:
 _hosts: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, tuple[int, ...]]]
 _hosts = weakref.WeakKeyDictionary()
 
+#: By groups that send from GPUs alone: one of the same ranks that sends from the host.
+_on_host: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+#: PyTorch 2.13 has another name for it.
+_gather_equal: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 #: Groups whose ranks have had an exchange of all of them.
 _met: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -64,6 +73,8 @@ class Ranks:
     rank: int
     size: int
     levels: tuple[Ranks, Ranks] | None = None
+    #: What is left to do when the kernels and messages of a call are launched (`settle`).
+    unsettled: list[Callable[[], None]] = field(default_factory=list, compare=False, repr=False)
 
     @classmethod
     def of(cls, group: Any) -> Ranks:
@@ -105,35 +116,55 @@ class Ranks:
             return self.levels[0].devices & self.levels[1].devices
         return {device.type for device in self.group._device_types}
 
-    def hosts(self, device: torch.device) -> tuple[int, ...]:
+    def hosts(self) -> tuple[int, ...]:
         """The host of every rank, the same on all of them: what a choice may depend on. An exchange at the
-        first call of a group, in which all ranks take part. ``device``: as for `gather_small`."""
+        first call of a group, in which all ranks take part."""
         across, within = self.levels or (self, self)
         known = _hosts.setdefault(within.group, weakref.WeakKeyDictionary())
         if across.group not in known:
-            known[across.group] = tuple(numbers[0] for numbers in self.gather_small([host()], device))
+            known[across.group] = tuple(numbers[0] for numbers in self.ask([host()])())
         return known[across.group]
 
-    def gather_small(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
-        """These int64 numbers of every rank. ``device``: that of the tensors, for a group that sends from
-        GPUs alone."""
-        place = torch.device("cpu")
-        if "cpu" not in self.devices:
-            place = device if device.type in self.devices else torch.device(torch.cuda.current_device())
-        own = torch.tensor(numbers, dtype=torch.int64, device=place)
-        found: list[list[int]] = self.gather_equal(own, "comparing arguments").tolist()
-        return found
+    def ask(self, numbers: Sequence[int]) -> Callable[[], list[list[int]]]:
+        """Begins to exchange these int64 numbers over the host, so that no stream waits. What it returns
+        gives those of every rank."""
+        if self.levels is not None:
+            across, within = self.levels
+            of_node = [number for each in within.ask(numbers)() for number in each]
+            flat = [number for node in across.ask(of_node)() for number in node]
+            found = [flat[i : i + len(numbers)] for i in range(0, len(flat), len(numbers))]
+            return lambda: found
+        what, group = "comparing arguments", self._host_group()
+        own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        into = [torch.empty_like(own) for _ in range(self.size)]
+        work = _guarded(what, lambda: group.allgather([into], [own]))
+        return lambda: [t.tolist() for t in Waiting([work], into, own, what).wait()]
+
+    def _host_group(self) -> Any:
+        """The group, if it sends from the host; or one of gloo beside it, made of its store in the first call
+        that asks, in which all of its ranks take part."""
+        if sends_from_host(self.devices):
+            return self.group
+        if self.group not in _on_host:
+            of_group: Any = vars(distributed_c10d)["_get_process_group_store"]
+            store = distributed_c10d.PrefixStore("tandem", of_group(self.group))
+            make: Any = dist.ProcessGroupGloo
+            _on_host[self.group] = _guarded(
+                "making a group of gloo", lambda: make(store, self.rank, self.size, _time_out(self.group))
+            )
+        return _on_host[self.group]
+
+    def settle(self) -> None:
+        """The end of a call whose kernels and messages are launched: what was left until then."""
+        while self.unsettled:
+            self.unsettled.pop(0)()
 
     def gather_objects(self, value: Any) -> list[Any]:
         """This value of every rank; on errors alone, since it is slow."""
-        if self.levels is not None:
-            across, within = self.levels
-            return [
-                each for of_node in across.gather_objects(within.gather_objects(value)) for each in of_node
-            ]
-        found: list[Any] = [None] * self.size
-        _guarded("comparing arguments", lambda: dist.all_gather_object(found, value, group=self.group))
-        return found
+        data = pickle.dumps(value)
+        sizes = [size for (size,) in self.ask([len(data)])()]
+        found = self.ask(list(data.ljust(max(sizes), b"\0")))()
+        return [pickle.loads(bytes(each)) for each in found]
 
     def exchange(
         self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]], tag: int
@@ -170,8 +201,7 @@ class Ranks:
             return found
         sends = own.contiguous().view(-1).view(torch.uint8)  # as bytes: no backend has all dtypes
         into = found.view(-1).view(torch.uint8)
-        gather = dist.all_gather_into_tensor
-        _guarded(what, lambda: gather(into, sends, group=self.group))
+        _guarded(what, lambda: _gather_equal(into, sends, group=self.group))
         return found
 
     def shift(self, sends: Tensor, received: Tensor, tag: int) -> Waiting:
@@ -210,6 +240,17 @@ class Ranks:
                     other = dist.get_global_rank(self.group, peer)
                     operations.append(dist.P2POp(call, data, other, self.group, tag))
         return _guarded(what, lambda: dist.batch_isend_irecv(operations)) if operations else ()
+
+
+def sends_from_host(devices: set[str]) -> bool:
+    return "cpu" in devices
+
+
+def _time_out(group: Any) -> timedelta:
+    """How long ranks of the group wait for each other."""
+    options = group._get_backend(next(iter(group._device_types))).options
+    found: timedelta = options._timeout
+    return found
 
 
 def _guarded(what: str, call: Callable[[], Any]) -> Any:

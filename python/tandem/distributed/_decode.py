@@ -81,8 +81,8 @@ def context_parallel_decode(
       return_lse: also return the log-sum-exp, float32 ``(batch, heads_q, seqlen_q)``.
       options: as for ``tandem.attention`` (``causal``, ``scale``, ...), of whole sequences: a causal query i
         sees keys up to ``i + seqused_k - seqlen_q``. Those that are not taken are an error that says so.
-      check: compare the arguments of all ranks, seqused_k's numbers among them, before results are sent: an
-        exchange of 16 bytes, for which a GPU's stream is waited for. On by default; it has to be the same on
+      check: compare the arguments of all ranks, as `context_parallel_attention` does. Among them are
+        seqused_k's numbers, for which a GPU's stream is waited for. On by default; it has to be the same on
         every rank.
 
     torch.compile leaves the call out of its graphs.
@@ -112,6 +112,7 @@ def _decode(asked: _Asked, ranks: Ranks, return_lse: Any) -> Any:
         out, lse = _of_rank(ranks.rank, asked)
     outs, lses = _of_all(ranks, out, lse)
     merged, whole_lse = _cache.merge(outs, lses, out_dtype=asked.q.dtype)
+    ranks.settle()
     return (merged, whole_lse) if return_lse else merged
 
 

@@ -90,6 +90,7 @@ def _forward(
     job, chosen = begin(asked, _ranks(groups), q, k, v, sink, gradients)
     q, k, v = _four(layout, q, k, v)
     result = forward(chosen, job, q, k, v, sink)
+    job.ranks.settle()
     out, lse = (t.squeeze(0) if layout.packed else t for t in (result.out, result.lse))
     return out, lse, torch.tensor(STRATEGIES.index(chosen))
 
@@ -98,7 +99,7 @@ def _backward(dout: Tensor, dlse: Tensor | None, *rest: Any) -> tuple[Tensor, ..
     q, k, v, sink, out, lse, code, groups, *options, strategy, need_dsink = rest
     call, layout = settled(_call_of(options)), Layout.of_code(code)
     ranks = _ranks(groups)
-    links = Links.of(q.device.type, ranks.hosts(q.device), ranks.levels[1].size if ranks.levels else 0)
+    links = Links.of(q.device.type, ranks.hosts(), ranks.levels[1].size if ranks.levels else 0)
     job = Job(ranks, layout, Mask.of(call.causal, call.window), Options(call), links.far)
     q, k, v, out, lse, dout, *more = _four(layout, q, k, v, out, lse, dout, *([] if dlse is None else [dlse]))
     chosen, dlse = STRATEGIES[int(strategy)], more[0] if more else None

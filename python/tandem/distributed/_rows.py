@@ -31,7 +31,7 @@ def gather(
     """
     ranks = Ranks.of(group)
     device = getattr(x, "device", torch.device("cpu"))
-    ranks.hosts(device)
+    ranks.hosts()
     with _agree.agreed(ranks, "gather", device, check) as same:
         _call.flag("check", check)
         same |= _validate(ranks, layout, x, dim)
@@ -39,7 +39,9 @@ def gather(
     rows = [layout.rows(r) for r in range(ranks.size)]
     came = ranks.gather_rows(x.detach().movedim(dim, 0), rows)
     shards = torch.split(came, rows)
-    return layout.unshard([shard.movedim(0, dim) for shard in shards], dim)
+    whole = layout.unshard([shard.movedim(0, dim) for shard in shards], dim)
+    ranks.settle()
+    return whole
 
 
 def _validate(ranks: Ranks, layout: Any, x: Any, dim: Any) -> dict[str, Any]:
