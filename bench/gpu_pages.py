@@ -4,9 +4,9 @@
 
 A page holds blocks from a line `<!-- from NAME.json -->` to a line `<!-- end -->`; what is between them is
 made anew from records/NAME.json, the rest of the page is left as it is. `<!-- from NAME.json: TABLE -->`
-is one table of `gpu_tables.py`, `ranks_tables.py`, `cpu_tables.py` or `eight_bit_tables.py` alone, and
-`<!-- from figures: TABLE -->` one of `figures.py`, which reads several results. --check changes nothing and
-exits with 1 if a page is not what its JSON says.
+is one table of `gpu_tables.py`, `model_tables.py`, `ranks_tables.py`, `cpu_tables.py` or
+`eight_bit_tables.py` alone, and `<!-- from figures: TABLE -->` one of `figures.py`, which reads several
+results. --check changes nothing and exits with 1 if a page is not what its JSON says.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import eight_bit_tables
 import figures
 import gpu_tables
 import harness
+import model_tables
 import ranks_tables
 from gpu_tables import mask_of, number, of
 from harness import geometric_mean, markdown_table, ratio
@@ -171,6 +172,7 @@ def page_from_json(text: str, folder: Path) -> str:
         path = folder / source
         document = json.loads((path if path.exists() else harness.RECORDS / source).read_text())
         tables = gpu_tables.TABLES | ranks_tables.TABLES | cpu_tables.TABLES | eight_bit_tables.TABLES
+        tables |= model_tables.TABLES
         lines = tables[table](document) if table else None
         return begin + ("\n".join(lines) + "\n" if lines else block(document)) + end
 

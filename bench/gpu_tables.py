@@ -148,29 +148,6 @@ def prompts_on_pages(document: Document) -> list[str]:
     return right(["keys and values", "TFLOP/s"], document["pages"].items())
 
 
-def model(document: Document) -> list[str]:
-    rows = (
-        [
-            e["what"],
-            *(" and ".join(number(rate) for rate in e[name]) for name in ("tandem", "sdpa")),
-            " and ".join(ratio(a / b) for a, b in zip(e["tandem"], e["sdpa"], strict=True)),
-        ]
-        for e in document["model"]
-    )
-    return right(["", "Tandem", "sdpa", "of sdpa"], rows)
-
-
-def model_run(document: Document) -> list[str]:
-    """Rows of gpu-models: tokens a second, and the share of PyTorch's attention."""
-    rows = []
-    for which in ("training", "generation"):
-        rates = {name: entry["tokens_per_second"] for name, entry in document[which].items()}
-        for name, rate in rates.items():
-            share = "1" if name == "sdpa" else ratio(rate / rates["sdpa"])
-            rows.append([which if name == "tandem" else "", name, number(rate), share])
-    return markdown_table(["", "attention", "tokens/s", "of sdpa"], rows)
-
-
 def host(document: Document) -> list[str]:
     """Rows of host-overhead: microseconds of a call."""
     us = document["us"]
@@ -337,8 +314,6 @@ TABLES: dict[str, Callable[[Document], list[str]]] = {
     "decode": decode_beside_fa3,
     "engine": engine,
     "pages": prompts_on_pages,
-    "model": model,
-    "model-run": model_run,
     "host": host,
     "steps": steps,
     "mixes": mixes,

@@ -1,0 +1,113 @@
+"""Tables of models on a GPU, from the JSON of gpu-models (`gpu_pages.py` writes them)."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Callable
+
+from gpu_tables import Document, number, right
+from harness import ratio
+
+#: Beside whom; that PyTorch's default is cuDNN on an H200, JSON says.
+PEERS = {"sdpa": "sdpa", "fa2": "FA2", "fa3": "FA3", "flex": "flex"}
+UNITS = {"training": "tokens/s", "first token": "ms", "generation": "us a step"}
+
+
+def medians(row: Document) -> dict[str, float]:
+    return {kind: statistics.median(seconds) for kind, seconds in row["seconds"].items()}
+
+
+def speed(row: Document, seconds: float) -> str:
+    """In the task's unit."""
+    if row["task"] == "training":
+        return number(row["batch"] * row["seqlen"] / seconds)
+    return number(seconds * 1e3) if row["task"] == "first token" else number(seconds / row["new"] * 1e6)
+
+
+def tokens(row: Document) -> str:
+    told = number(row["seqlen"])
+    told += f" in {row['documents']}" if row["documents"] > 1 else ""
+    told += f" by {number(row['chunk'])}" if row["chunk"] else ""
+    return told + (" without graphs" if row["task"] == "generation" and not row["graph"] else "")
+
+
+def by_row(task: str) -> Callable[[Document], list[str]]:
+    """Tandem beside each peer. The most that any attention could reach is the rate of no attention, over that
+    of PyTorch's, its default or else FlexAttention. Memory and energy are Tandem's and its, once where they
+    look alike. A column tells the model where there are several."""
+
+    def line(row: Document, peers: list[str]) -> list[str]:
+        times = medians(row)
+        base = next((name for name in ("sdpa", "flex") if name in times), "tandem")
+
+        def both(name: str, scale: float) -> str:
+            found = row.get(name, {})
+            told = (f"{found[kind] * scale:.3g}" for kind in ("tandem", base) if kind in found)
+            return ", ".join(dict.fromkeys(told))
+
+        return [
+            tokens(row),
+            speed(row, times["tandem"]),
+            *(ratio(times[peer] / times["tandem"]) if peer in times else "" for peer in peers),
+            ratio(times[base] / times["none"]),
+            *([both("peak_bytes", 2**-30)] if task != "generation" else []),
+            both("joules_per_token", 1e3),
+        ]
+
+    def made(document: Document) -> list[str]:
+        models = list(dict.fromkeys(row["model"] for row in document["rows"]))
+        rows = [row for row in document["rows"] if row["task"] == task]
+        rows.sort(
+            key=lambda r: (models.index(r["model"]), r["documents"], r["chunk"], not r["graph"], r["seqlen"])
+        )
+        peers = [peer for peer in PEERS if any(peer in row["seconds"] for row in rows)]
+        header = ["tokens", UNITS[task], *(f"of {PEERS[peer]}" for peer in peers)]
+        header += ["at most", *(["GiB"] if task != "generation" else []), "mJ/token"]
+        lines = (line(row, peers) for row in rows)
+        if len(models) == 1:
+            return right(header, lines)
+        named = ([row["model"], *cells] for row, cells in zip(rows, lines, strict=True))
+        return right(["model", *header], named)
+
+    return made
+
+
+def goals(document: Document) -> list[str]:
+    """The Llama's rows that have a goal, in sentences."""
+
+    def shares(task: str, peer: str, seqlen: int) -> list[float]:
+        wanted = {"task": task, "model": "llama", "seqlen": seqlen, "documents": 1, "chunk": 0}
+        wanted |= {"graph": True} if task == "generation" else {}
+        found = (medians(row) for row in document["rows"] if wanted.items() <= row.items())
+        return [times[peer] / times["tandem"] for times in found if peer in times]
+
+    told = []
+    for what, peer, task, seqlen, goal in (
+        ("training on 8192 tokens", "sdpa", "training", 8192, 1.05),
+        ("on 32,768", "sdpa", "training", 32768, 1.12),
+        ("and", "fa2", "training", 32768, 1.5),
+        ("the first token of 131,072", "fa2", "first token", 131072, 1 / 0.6),
+        ("generation by CUDA graphs behind 1024", "sdpa", "generation", 1024, 1.05),
+        ("behind 8192", "sdpa", "generation", 8192, 1.05),
+    ):
+        for share in shares(task, peer, seqlen):
+            outcome = "reached" if share >= goal else "missed"
+            shown = ratio(share, goals=(1.0, goal))
+            name = {"fa2": "FlashAttention-2"}.get(peer, peer)
+            told.append(f"{what}: {shown} of {name}'s (goal {goal:.2f}: {outcome})")
+    text = f"Rates of a Llama of 4 layers in bf16 on an H200, {'; '.join(told).replace('; and:', ' and')}."
+    return textwrap.wrap(text, 110, break_on_hyphens=False, break_long_words=False)
+
+
+def origin(document: Document) -> list[str]:
+    """Where, on what and when."""
+    names = f"PyTorch {document['torch']}, Transformers {document['transformers']}"
+    return [f"{document['device']}, commit {document['commit']}, {document['date']}, {names}:"]
+
+
+TABLES: dict[str, Callable[[Document], list[str]]] = {
+    **{task: by_row(task) for task in UNITS},
+    "model goals": goals,
+    "model origin": origin,
+}
