@@ -264,7 +264,7 @@ class Bench {
     p_ = is_backward() ? make_problem(gradients_, Memory::present) : make_problem(args_, Memory::present);
     gpu::KernelConfig config = plan_gpu(p_).gpu->config;
     if (auto* c = std::get_if<EightBitConfig>(&config); c != nullptr && pass_ == "quantize") {
-      c->arranged = Arranged::all;
+      c->in_place = false;
     }
     std::visit([&](auto& c) { override_config(c, words); }, config);
     if (const std::string why = objection(config); !why.empty()) invalid(why);

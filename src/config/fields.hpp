@@ -151,7 +151,7 @@ struct MembersOf<EightBitConfig>
     : Members<&EightBitConfig::tiling, &EightBitConfig::qk, &EightBitConfig::pv, &EightBitConfig::stages,
               &EightBitConfig::q_stages, &EightBitConfig::mask, &EightBitConfig::row_scales,
               &EightBitConfig::v_row_scales, &EightBitConfig::rotated_v, &EightBitConfig::slices,
-              &EightBitConfig::linear_exp2, &EightBitConfig::arranged, &EightBitConfig::transform,
+              &EightBitConfig::linear_exp2, &EightBitConfig::in_place, &EightBitConfig::transform,
               &EightBitConfig::schedule> {};
 template <>
 struct MembersOf<PackConfig> : Members<&PackConfig::paired, &PackConfig::widens, &PackConfig::element> {};

@@ -157,8 +157,8 @@ void add_dequantize(Steps& steps, const Problem& problem, const QuantizeConfig& 
   if (items > 0) steps.list.add({.kernel = &kernels::dequantize, .config = config, .grid = grid_of(items)});
 }
 
-bool add_quantizer(Steps& steps, const QuantizeConfig& config, bool values_alone) {
-  const gpu::QuantizeItems items = gpu::quantize_items(steps.problem, values_alone);
+bool add_quantizer(Steps& steps, const QuantizeConfig& config) {
+  const gpu::QuantizeItems items = gpu::quantize_items(steps.problem);
   if (!steps.problem.quantized_inputs()) {
     return add_quantize_launches(steps.list, config, items.k, items.total(), steps.multiprocessors);
   }
@@ -171,13 +171,13 @@ void add_eight_bit(Steps& steps, const EightBitConfig& config, const QuantizeCon
   steps.config = config;
   const std::int64_t tiles = gpu::forward_tile_count(steps.problem, config.tiling);
   if (tiles == 0) return;
-  if (config.transposes_v()) {
-    steps.workspace.reserve_counters(sizeof(unsigned int));
+  if (config.in_place) {
+    gpu::reserve_transposed(steps.workspace, steps.problem, config);
   } else {
-    steps.workspace = gpu::quantized_workspace(steps.problem, steps.recipe, config.in_place());
+    steps.workspace = gpu::quantized_workspace(steps.problem, steps.recipe);
   }
   steps.maps = gpu::eight_bit_maps(steps.problem, config);
-  const bool quantized = !config.transposes_v() && add_quantizer(steps, quantizer, config.in_place());
+  const bool quantized = !config.in_place && add_quantizer(steps, quantizer);
   steps.list.add({.kernel = &kernels::eight_bit_forward,
                   .config = config,
                   .grid = persistent_grid(tiles, steps),

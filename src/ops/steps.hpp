@@ -26,9 +26,8 @@ void add_eight_bit(gpu::Steps& steps, const EightBitConfig& config, const Quanti
 void add_backward(gpu::Steps& steps, const gpu::KernelConfig& config);
 
 /// Quantized values and scales of q, k and v, in workspace that quantized_workspace has: found, or arranged
-/// where the caller has them, V's alone if `values_alone`. Whether the step after it may start while the last
-/// one ends.
-bool add_quantizer(gpu::Steps& steps, const QuantizeConfig& config, bool values_alone = false);
+/// where the caller has them. Whether the step after it may start while the last one ends.
+bool add_quantizer(gpu::Steps& steps, const QuantizeConfig& config);
 
 /// The steps of a call to tandem::quantize.
 gpu::QuantizeSteps quantize_steps(const QuantizeProblem& problem, const QuantizeConfig& config,

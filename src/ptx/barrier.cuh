@@ -40,6 +40,16 @@ TANDEM_DEVICE void fence_async_shared() {
 #endif
 }
 
+/// Orders what this thread has seen of global memory (a semaphore's count, and all that was written before
+/// it) before later accesses of TMA.
+TANDEM_DEVICE void fence_async_global() {
+#if TANDEM_ON_DEVICE
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+#else
+  emulator::fence_async_global();
+#endif
+}
+
 /// All threads of the cluster wait for each other. What they wrote before is then visible to all of them.
 TANDEM_DEVICE void sync_cluster() {
 #if TANDEM_ON_DEVICE

@@ -137,7 +137,7 @@ TANDEM_DEVICE void store_async(u32 rank, Float2* target, const Float2& value, Mb
 }
 
 /// Starts copying `bytes` from shared memory (as for tma_store) to global memory. One thread.
-TANDEM_DEVICE void bulk_store(float* global, const void* shared, u32 bytes) {
+TANDEM_DEVICE void bulk_store(void* global, const void* shared, u32 bytes) {
 #if TANDEM_ON_DEVICE
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
                "r"(shared_address(shared)), "r"(bytes)

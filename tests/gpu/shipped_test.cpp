@@ -149,7 +149,7 @@ TEST_P(ShippedEightBit, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
     ASSERT_EQ(eight_bit_objection(config), "");
     expect_fast(kernels::eight_bit_forward.name(config), eight_bit_local_bytes_allowed(config));
     EightBitConfig in_place = config;  // quantized values of the caller's, which are not in the set
-    in_place.arranged = Arranged::values;
+    in_place.in_place = true;
     if (!eight_bit_objection(in_place).empty()) return;
     expect_fast(kernels::eight_bit_forward.name(in_place), eight_bit_local_bytes_allowed(in_place));
   });

@@ -8,6 +8,7 @@
 #include "fault_of.hpp"
 #include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
+#include "ptx/tma.cuh"
 
 namespace tandem::kernel_tests {
 namespace {
@@ -80,6 +81,57 @@ TEST(GlobalMemory, TheReadOnlyCacheIsForWhatNobodyWrites) {
   };
   EXPECT_EQ(read(false), "");
   EXPECT_THAT(read(true), HasSubstr("of what a grid that has not ended writes"));
+}
+
+/// Block 0 stores in bulk and increments a semaphore, block 1 reads the semaphore and then what was stored.
+struct Handed {
+  bool waits_written = true;
+  bool reads_semaphore = true;
+  bool fences_before = false;
+  bool fences_after = true;
+};
+std::string fault_of_handing(const Handed& how) {
+  alignas(16) static u32 data[4];
+  std::vector<u32> semaphore(1, 0);
+  const emulator::Options options{.buffers = {{data, sizeof(data), true}, emulator::writable(semaphore)}};
+  const auto store = [&](char* shared) {
+    ptx::store_shared(reinterpret_cast<ptx::Vec4*>(shared), {7U, 7U, 7U, 7U});
+    ptx::fence_async_shared();
+    ptx::bulk_store(data, shared, 16);
+    ptx::tma_store_commit();
+    if (how.waits_written) {
+      ptx::tma_store_wait_written<0>();
+    } else {
+      ptx::tma_store_wait<0>();
+    }
+    ptx::semaphore_increment(semaphore.data());
+  };
+  const auto load = [&](char* shared) {
+    auto& full = *reinterpret_cast<ptx::Mbarrier*>(shared + 16);
+    ptx::mbarrier_init(full, 1);
+    ptx::fence_mbarrier_init();
+    if (how.fences_before) ptx::fence_async_global();
+    if (how.reads_semaphore) ptx::semaphore_wait(semaphore.data(), 1);
+    if (how.fences_after) ptx::fence_async_global();
+    ptx::mbarrier_arrive_expect(full, 16);
+    ptx::bulk_load(shared, data, 16, full);
+    ptx::mbarrier_wait(full, 0);
+  };
+  return fault_of(
+      [&] {
+        if (ptx::thread_index() == 0)
+          ptx::block_index() == 0 ? store(ptx::dynamic_shared()) : load(ptx::dynamic_shared());
+      },
+      {.blocks = 2, .threads = 32, .shared_bytes = 1024}, options);
+}
+
+TEST(GlobalMemory, WhatIsStoredInBulkIsReadInBulkBehindASemaphoreAndAFence) {
+  EXPECT_EQ(fault_of_handing({}), "");
+  EXPECT_THAT(fault_of_handing({.waits_written = false}), HasSubstr("tma_store_wait_written is missing"));
+  const auto unseen = HasSubstr("reads what thread 0 of the grid has stored in bulk");
+  EXPECT_THAT(fault_of_handing({.reads_semaphore = false}), unseen);
+  EXPECT_THAT(fault_of_handing({.fences_after = false}), unseen);
+  EXPECT_THAT(fault_of_handing({.fences_before = true, .fences_after = false}), unseen);
 }
 
 }  // namespace

@@ -16,11 +16,6 @@ struct EightBitSchedule {
   constexpr bool operator==(const EightBitSchedule&) const = default;
 };
 
-/// What is arranged in the workspace before the kernel reads it, which takes the signs of its scales. `all`:
-/// Q, K and V. `values`: V alone; Q, K and all scales are the caller's and read where they are (e4m3, scales
-/// by block). `none`: V is read where it is, too, and transposed in shared memory.
-enum class Arranged : int { all, values, none };
-
 /// Everything that specialises the 8-bit forward kernel.
 struct EightBitConfig {
   Tiling tiling{};  ///< head dimensions: multiples of 32; block_n: quant_block, so that a block has one scale
@@ -37,13 +32,14 @@ struct EightBitConfig {
   /// Half of P's exponentials are linear within an octave (takes_linear_exp2; e4m3, scales by block).
   bool linear_exp2 = false;
 
-  Arranged arranged = Arranged::all;
+  /// Q, K, V and all scales are read where the caller has them (e4m3, scales by block or larger), and the
+  /// kernel transposes each block of V once. Else all are arranged in the workspace before, where values take
+  /// the signs of their scales.
+  bool in_place = false;
   ScoreTransform transform = ScoreTransform::raw;
   EightBitSchedule schedule{};
 
   constexpr bool operator==(const EightBitConfig&) const = default;
-  [[nodiscard]] constexpr bool in_place() const { return arranged != Arranged::all; }
-  [[nodiscard]] constexpr bool transposes_v() const { return arranged == Arranged::none; }
   [[nodiscard]] constexpr int consumers() const { return tiling.block_m / 64; }
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers()); }
@@ -75,8 +71,14 @@ constexpr int byte_tile_columns(int cols) {
   return (cols + byte_strip_columns(cols) - 1) / byte_strip_columns(cols) * byte_strip_columns(cols);
 }
 
-/// Row-major blocks of V in flight where V is transposed: one comes in while the other is read.
-constexpr int rows_of_v_stages = 2;
+/// Warps of the producer's warpgroup that transpose V in place: all but the loader's. Each has a strip of so
+/// many columns of a block of keys at a time, 8 KB as rows and 8 KB transposed.
+constexpr int transposing_warps = 3;
+constexpr int value_strip_columns = 64;
+/// Strips of a block, of which the last may be narrower.
+constexpr int value_strips(int head_dim_v) {
+  return (head_dim_v + value_strip_columns - 1) / value_strip_columns;
+}
 
 /// Dynamic shared memory of the 8-bit forward kernel: the tiles of Q, K and V, K's and V's scales by row, the
 /// pairs of 8-byte barriers, and a ring of two tile numbers.
@@ -86,25 +88,32 @@ constexpr int eight_bit_shared_bytes(const EightBitConfig& c) {
       c.stages * quant_block * (byte_tile_columns(c.tiling.head_dim_qk) + c.tiling.head_dim_v);
   const int scales = 4 * quant_block * c.stages * ((c.row_scales ? 1 : 0) + (c.v_row_scales ? 1 : 0));
   const int block_scales = 8 * c.stages;
-  const int rows_of_v =
-      c.transposes_v() ? rows_of_v_stages * quant_block * byte_tile_columns(c.tiling.head_dim_v) : 0;
-  const int barriers =
-      16 * (2 * c.stages + c.q_stages * c.consumers() + (c.transposes_v() ? rows_of_v_stages : 0));
-  return (q_tiles + kv_tiles + rows_of_v + scales + block_scales + barriers + 40 + 1023) / 1024 * 1024;
+  const int strips = c.in_place ? transposing_warps * (2 * quant_block * value_strip_columns + 8) : 0;
+  const int barriers = 16 * (2 * c.stages + c.q_stages * c.consumers());
+  return (q_tiles + kv_tiles + strips + scales + block_scales + barriers + 40 + 1023) / 1024 * 1024;
 }
+
+/// V of the caller's, transposed by the kernel that reads it. All counts are 0 before the launch.
+struct TransposedValues {
+  unsigned char* data;    ///< V's tiles as shared memory has them, by (batch entry, KV head, block)
+  unsigned int* claimed;  ///< units of work that CTAs have claimed
+  unsigned int* heads;    ///< strips that are in `data`, by (sequence, KV head)
+  unsigned int* blocks;   ///< the same by (batch entry, KV head, block)
+  int axis_blocks;        ///< blocks of a batch entry's head (quantized_layout.hpp)
+};
 
 /// What the 8-bit forward kernel is launched with. In `forward`, q, k and v are maps of quantized values: q
 /// and k with dimensions (head_dim, rows, heads, batch), v with (padded keys, head_dim_v, heads, batch);
-/// scale is not negative. In place q and k are as the caller has them, with transposes_v() v too,
-/// (head_dim, rows, heads, batch), and so are the scales: null data stands for 1, and any of them may be
-/// negative, the softmax's too.
+/// scale is not negative. In place all three are as the caller has them, (head_dim, rows, heads, batch), and
+/// so are the scales: null data stands for 1, and any of them may be negative, the softmax's too.
 struct EightBitParams {
   ForwardParams forward;
   ScaleArray q_scales;
   ScaleArray k_scales;
   ScaleArray v_scales;
-  ScaleArray shift;   ///< null data: none
-  int q_scale_heads;  ///< query heads that share one of q's (in place)
+  ScaleArray shift;             ///< null data: none
+  int q_scale_heads;            ///< query heads that share one of q's (in place)
+  TransposedValues transposed;  ///< in place
 };
 
 }  // namespace tandem

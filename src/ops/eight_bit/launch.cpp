@@ -37,10 +37,11 @@ ScaleArray array_of(const float* data, const QuantizedAxes& axes, bool by_row) {
   return {.data = data, .stride = scale_strides(axes, by_row)};
 }
 
-/// The caller's quantized values, in boxes of a strip of columns by 64 rows (q) or a block of keys.
+/// The caller's quantized values, in boxes of a strip of columns by 64 rows (q) or a block of keys. Strips of
+/// V are those that are transposed.
 TensorMapSpec caller_map(const Problem& p, const EightBitConfig& config, Loaded which) {
-  const int padded = which == Loaded::v ? config.tiling.head_dim_v : config.tiling.head_dim_qk;
-  return rows_tensor_map(loaded_tensor(p, which), config.tiling.element, byte_strip_columns(padded),
+  const int strip = which == Loaded::v ? value_strip_columns : byte_strip_columns(config.tiling.head_dim_qk);
+  return rows_tensor_map(loaded_tensor(p, which), config.tiling.element, strip,
                          which == Loaded::q ? 64 : quant_block, p.out.data);
 }
 
@@ -68,9 +69,25 @@ QuantizedScales quantized_scales(const Recipe& recipe, const Workspace& workspac
 }
 
 bool can_read_quantized(const Problem& problem, const EightBitConfig& config) {
-  return std::ranges::all_of(forward_loaded_tensors, [&](Loaded which) {
-    return (which == Loaded::v && !config.transposes_v()) || tma_can_read(caller_map(problem, config, which));
-  });
+  return std::ranges::all_of(forward_loaded_tensors,
+                             [&](Loaded which) { return tma_can_read(caller_map(problem, config, which)); });
+}
+
+void reserve_transposed(Workspace& workspace, const Problem& p, const EightBitConfig& config) {
+  const QuantizedAxes k = key_axes(p);
+  const std::int64_t blocks = k.entries * k.heads * k.blocks;
+  // The counters of tiles and of claims, then those of heads and of blocks.
+  workspace.reserve_counters((2 + p.batch * k.heads + blocks) * std::int64_t{sizeof(unsigned int)});
+  workspace.reserve(Region::v_quantized, blocks * quant_block * config.tiling.head_dim_v);
+}
+
+TransposedValues transposed_values(const Problem& p, const Workspace& workspace, char* memory) {
+  auto* const counters = workspace.at<unsigned int>(Region::counters, memory);
+  return {.data = workspace.at<unsigned char>(Region::v_quantized, memory),
+          .claimed = counters + 1,
+          .heads = counters + 2,
+          .blocks = counters + 2 + p.batch * p.heads_kv,
+          .axis_blocks = as_int(key_axes(p).blocks)};
 }
 
 LoadedMaps eight_bit_maps(const Problem& p, const EightBitConfig& config) {
@@ -78,7 +95,7 @@ LoadedMaps eight_bit_maps(const Problem& p, const EightBitConfig& config) {
   const QuantizedAxes q = query_axes(p);
   const QuantizedAxes k = key_axes(p);
   const auto rows_map = [&](Loaded which, Region region, const QuantizedAxes& axes, int box_rows) {
-    return config.in_place()
+    return config.in_place
                ? LoadedMap{.spec = caller_map(p, config, which)}
                : quantized_map(region, axes, p.head_dim_qk, quantized_pitch(p.head_dim_qk), axes.rows,
                                axes.rows, byte_strip_columns(config.tiling.head_dim_qk), box_rows,
@@ -88,7 +105,7 @@ LoadedMaps eight_bit_maps(const Problem& p, const EightBitConfig& config) {
   maps[index_of(Loaded::k)] = rows_map(Loaded::k, Region::k_quantized, k, quant_block);
   const std::int64_t padded_keys = k.blocks * quant_block;
   maps[index_of(Loaded::v)] =
-      config.transposes_v()
+      config.in_place
           ? LoadedMap{.spec = caller_map(p, config, Loaded::v)}
           : quantized_map(Region::v_quantized, k, padded_keys, padded_keys, p.head_dim_v,
                           quantized_pitch(p.head_dim_v), quant_block, config.tiling.head_dim_v, p.out.data);
@@ -96,13 +113,15 @@ LoadedMaps eight_bit_maps(const Problem& p, const EightBitConfig& config) {
 }
 
 EightBitParams make_caller_params(const Problem& p, const EightBitConfig& config, const LoadedMaps& maps,
-                                  EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
+                                  const TransposedValues& transposed, EncodeTensorMap encode, int sms,
+                                  unsigned int* tile_counter) {
   return {.forward = params_of_quantized(p, config, maps, encode, sms, tile_counter),
           .q_scales = array_of(p.q_scale),
           .k_scales = array_of(p.k_scale),
           .v_scales = array_of(p.v_scale),
           .shift = {},
-          .q_scale_heads = as_int(p.q_scale.heads)};
+          .q_scale_heads = as_int(p.q_scale.heads),
+          .transposed = transposed};
 }
 
 EightBitParams make_eight_bit_params(const Problem& p, const EightBitConfig& config,
@@ -115,7 +134,8 @@ EightBitParams make_eight_bit_params(const Problem& p, const EightBitConfig& con
                         .k_scales = array_of(scales.k, k, config.row_scales),
                         .v_scales = array_of(scales.v, k, config.v_row_scales),
                         .shift = array_of(scales.shift, q, true),
-                        .q_scale_heads = 1};
+                        .q_scale_heads = 1,
+                        .transposed = {}};
   params.forward.score.scale = std::abs(p.scale);  // the sign is q's
   return params;
 }
@@ -124,9 +144,10 @@ void fill_eight_bit_forward(StepParams& call, const Step& /*step*/) {
   const Steps& steps = call.steps();
   const auto& config = std::get<EightBitConfig>(steps.config);
   call.fill([&] {
-    if (config.in_place()) {
-      return make_caller_params(call.problem(), config, call.maps(), call.encode(), steps.multiprocessors,
-                                call.tile_counter());
+    if (config.in_place) {
+      return make_caller_params(call.problem(), config, call.maps(),
+                                transposed_values(call.problem(), steps.workspace, call.memory()),
+                                call.encode(), steps.multiprocessors, call.tile_counter());
     }
     return make_eight_bit_params(call.problem(), config,
                                  quantized_scales(steps.recipe, steps.workspace, call.memory()), call.maps(),

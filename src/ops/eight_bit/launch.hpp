@@ -18,19 +18,22 @@ struct QuantizedScales {
 /// The scales that the quantiser writes to the workspace of quantized_workspace.
 QuantizedScales quantized_scales(const Recipe& recipe, const Workspace& workspace, char* memory);
 
-/// Whether TMA can read q and k, quantized values of the caller's, where they are, and v where it is
-/// transposed.
+/// Whether TMA can read quantized values of the caller's where they are.
 bool can_read_quantized(const Problem& problem, const EightBitConfig& config);
 
 /// The maps of quantized values: those that the quantiser writes to the workspace, the caller's where the
 /// kernel reads them in place. Where V stays in 16 bits, of V as it is.
 LoadedMaps eight_bit_maps(const Problem& problem, const EightBitConfig& config);
 
+/// What a kernel in place writes: V, transposed, and its counters behind that of tiles.
+void reserve_transposed(Workspace& workspace, const Problem& problem, const EightBitConfig& config);
+TransposedValues transposed_values(const Problem& problem, const Workspace& workspace, char* memory);
+
 /// What a kernel in place is launched with: the caller's quantized values and scales, which
 /// can_read_quantized.
 EightBitParams make_caller_params(const Problem& problem, const EightBitConfig& config,
-                                  const LoadedMaps& maps, EncodeTensorMap encode, int sms,
-                                  unsigned int* tile_counter);
+                                  const LoadedMaps& maps, const TransposedValues& transposed,
+                                  EncodeTensorMap encode, int sms, unsigned int* tile_counter);
 
 /// `tile_counter`: 0 before the launch (dynamic Configs).
 EightBitParams make_eight_bit_params(const Problem& problem, const EightBitConfig& config,

@@ -76,6 +76,12 @@ EightBitConfig with_narrow_slices(EightBitConfig c, bool joins, bool masked) {
   return c;
 }
 
+EightBitConfig with_stages_that_fit(EightBitConfig c) {
+  while (c.stages > 1 && eight_bit_shared_bytes(c) > hopper_shared_bytes_per_sm - reserved_shared_bytes)
+    --c.stages;
+  return c;
+}
+
 EightBitConfig with_tile(EightBitConfig c) {
   const EightBitTileLine& tile =
       tile_for(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local);
@@ -103,9 +109,7 @@ EightBitConfig with_tile(EightBitConfig c) {
   const int group =
       c.tiling.head_dim_v > 128 ? 16 : 32;  // columns that a slice is a multiple of: 224 is 2 x 112
   while (c.tiling.head_dim_v % (group * c.slices) != 0) --c.slices;
-  while (c.stages > 1 && eight_bit_shared_bytes(c) > hopper_shared_bytes_per_sm - reserved_shared_bytes)
-    --c.stages;
-  return c;
+  return with_stages_that_fit(c);
 }
 
 /// Causal heads of 64 by the keys of a sequence. Where rows see a few blocks, the waits at a tile's ends
@@ -123,35 +127,13 @@ EightBitConfig with_keys(EightBitConfig c, std::int64_t rows_k) {
   return c;
 }
 
-/// Whether a query sees so few keys that V is transposed by every tile of queries that reads it in less time
-/// than V takes to be copied once (docs/kernels/quantiser.md, The plan). Measured with as many queries as
-/// keys: fewer queries transpose less, fewer heads of keys copy less.
-bool is_few_keys(const Problem& p, int head_dim_v) {
-  const auto batch = static_cast<double>(std::max<std::int64_t>(p.batch, 1));
-  const double queries = static_cast<double>(p.rows_q * p.heads_q) * (p.packed_q ? 1.0 : batch);
-  const double rows_kv = static_cast<double>(p.rows_k * p.heads_kv) * (p.packed_k ? 1.0 : batch);
-  double keys = static_cast<double>(p.rows_k) / (p.packed_k ? batch : 1.0);
-  if (p.window_left >= 0 || p.window_right >= 0) keys /= 2.0;
-  if (p.window_left >= 0 && p.window_right >= 0) {
-    keys = std::min(keys, static_cast<double>(p.window_left + p.window_right + 1));
-  }
-  const double most = head_dim_v <= 64 ? 4096.0 : 1536.0;
-  return queries * keys <= most * rows_kv;
-}
-
-/// Quantized values of the caller's are read where they are if the kernel can: Q and K, and V where there is
-/// room to transpose its blocks and that takes less time than a copy.
+/// Quantized values of the caller's are read where they are if the kernel can.
 EightBitConfig with_callers_values(const EightBitConfig& c, const Problem& p) {
   if (!p.quantized_inputs()) return c;
-  const auto can_read = [&](const EightBitConfig& with) {
-    return eight_bit_objection(with).empty() && gpu::can_read_quantized(p, with);
-  };
   EightBitConfig in_place = c;
-  in_place.arranged = Arranged::values;
-  if (!can_read(in_place)) return c;
-  EightBitConfig transposing = c;
-  transposing.arranged = Arranged::none;
-  return is_few_keys(p, c.tiling.head_dim_v) && can_read(transposing) ? transposing : in_place;
+  in_place.in_place = true;
+  in_place = with_stages_that_fit(in_place);
+  return eight_bit_objection(in_place).empty() && gpu::can_read_quantized(p, in_place) ? in_place : c;
 }
 
 }  // namespace
@@ -181,11 +163,11 @@ std::string eight_bit_objection(const EightBitConfig& c) {
     return fmt::format("needs {} bytes of shared memory, a block has {}", eight_bit_shared_bytes(c),
                        hopper_shared_bytes_per_sm - reserved_shared_bytes);
   }
-  if (c.in_place() &&
+  if (c.in_place &&
       (c.qk != OperandType::e4m3 || c.pv != OperandType::e4m3 || c.row_scales || c.v_row_scales)) {
     return "values in place are e4m3, with scales by block or larger: others are arranged before";
   }
-  if (c.transposes_v() && c.rotated_v) return "V that is transposed in shared memory is not rotated";
+  if (c.in_place && c.rotated_v) return "V that the kernel transposes is not rotated";
   if (c.linear_exp2 && (c.pv != OperandType::e4m3 || !c.lazy_rescaling())) {
     return "linear_exp2 takes P in e4m3 and scales of V by block";
   }
@@ -194,7 +176,7 @@ std::string eight_bit_objection(const EightBitConfig& c) {
 
 int eight_bit_local_bytes_allowed(const EightBitConfig& c) {
   const bool int8 = c.pv == OperandType::s8;
-  const int signs = c.in_place() && c.mask.causal && c.mask.varlen && c.tiling.head_dim_v <= 128 ? 12 : 0;
+  const int signs = c.in_place && c.mask.causal && c.mask.varlen && c.tiling.head_dim_v <= 128 ? 12 : 0;
   if (c.tiling.head_dim_v <= 64) return int8 || !c.mask.varlen ? 0 : (c.mask.causal ? 160 : 8) + signs;
   if (!int8) return signs;
   if (c.tiling.head_dim_v <= 128) return !c.mask.causal ? 0 : c.mask.varlen ? 44 : 24;
@@ -227,12 +209,11 @@ std::vector<std::string> explain_eight_bit(const Problem& problem, const Recipe&
                                            const EightBitConfig& c) {
   const EightBitTileLine& tile =
       tile_for(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local);
-  const char* before = c.transposes_v()             ? ""
+  const char* before = c.in_place                   ? ""
                        : problem.quantized_inputs() ? "arrange_quantized and "
                        : recipe.smooth_k            ? "mean_of_keys, quantize and "
                                                     : "quantize and ";
-  const char* quantized = c.transposes_v() ? "are read where they are, V's transposed in shared memory"
-                          : c.in_place()   ? "are read where they are, V's copied with its keys contiguous"
+  const char* quantized = c.in_place ? "are read where they are, and V transposed once by the kernel"
                           : problem.quantized_inputs() ? "are copied into the layout that the kernel reads"
                                                        : "are found from 16-bit tensors";
   return {

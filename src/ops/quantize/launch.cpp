@@ -68,17 +68,15 @@ CallerScales caller_scales(const Scales& s) {
 
 }  // namespace
 
-Workspace quantized_workspace(const Problem& p, const Recipe& r, bool values_alone) {
+Workspace quantized_workspace(const Problem& p, const Recipe& r) {
   const QuantizedAxes q = query_axes(p);
   const QuantizedAxes k = key_axes(p);
   const std::int64_t channels = quantize_channels(as_int(p.head_dim_qk));
   Workspace w;
-  if (!values_alone) {
-    w.reserve(Region::q_quantized, q.entries * row_strides(q, p.head_dim_qk).batch);
-    w.reserve(Region::k_quantized, k.entries * row_strides(k, p.head_dim_qk).batch);
-    w.reserve(Region::q_scales, 4 * q.entries * q.heads * scales_of_head(q, by_row(r.qk_scales)));
-    w.reserve(Region::k_scales, 4 * k.entries * k.heads * scales_of_head(k, by_row(r.qk_scales)));
-  }
+  w.reserve(Region::q_quantized, q.entries * row_strides(q, p.head_dim_qk).batch);
+  w.reserve(Region::k_quantized, k.entries * row_strides(k, p.head_dim_qk).batch);
+  w.reserve(Region::q_scales, 4 * q.entries * q.heads * scales_of_head(q, by_row(r.qk_scales)));
+  w.reserve(Region::k_scales, 4 * k.entries * k.heads * scales_of_head(k, by_row(r.qk_scales)));
   w.reserve(Region::v_quantized, k.entries * channel_strides(k, p.head_dim_v).batch);
   w.reserve(Region::v_scales, 4 * k.entries * k.heads * scales_of_head(k, by_row(r.v_scales)));
   // The attention kernel's counter of tiles, then those of K's sums.
@@ -91,14 +89,13 @@ Workspace quantized_workspace(const Problem& p, const Recipe& r, bool values_alo
   return w;
 }
 
-QuantizeItems quantize_items(const Problem& p, bool values_alone) {
+QuantizeItems quantize_items(const Problem& p) {
   QuantizeItems items;
   if (!p.quantized_inputs()) {
     items.heads_per_item_q = heads_per_item(p.rows_q, p.batch, p.packed_q);
     items.heads_per_item_k = heads_per_item(p.rows_k, p.batch, p.packed_k);
   }
   items.v = as_int(items_of(key_axes(p), items.heads_per_item_k));
-  if (values_alone) return items;
   items.q = as_int(items_of(query_axes(p), items.heads_per_item_q));
   items.k = items.v;
   return items;
@@ -109,14 +106,13 @@ QuantizeItems dequantize_items(const Problem& p) {
   return {.k = items, .v = items};
 }
 
-QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, const Workspace& w, char* memory,
-                                    bool values_alone) {
+QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, const Workspace& w, char* memory) {
   const QuantizedAxes q = query_axes(p);
   const QuantizedAxes k = key_axes(p);
   const std::int64_t channels = quantize_channels(as_int(p.head_dim_qk));
   const auto floats = [&](Region region) { return w.at<float>(region, memory); };
   const auto quantized = [&](Region region) { return w.at<unsigned char>(region, memory); };
-  QuantizeParams params = extents_of(p, quantize_items(p, values_alone));
+  QuantizeParams params = extents_of(p, quantize_items(p));
   params.q = {.source = p.q.data,
               .stride = strides_of(p.q),
               .quantized = quantized(Region::q_quantized),
@@ -189,9 +185,9 @@ void fill_dequantize(StepParams& call, const Step& /*step*/) {
 }
 
 namespace {
-QuantizeParams params_of(const StepParams& call, bool values_alone = false) {
+QuantizeParams params_of(const StepParams& call) {
   const Steps& steps = call.steps();
-  return make_quantize_params(call.problem(), steps.recipe, steps.workspace, call.memory(), values_alone);
+  return make_quantize_params(call.problem(), steps.recipe, steps.workspace, call.memory());
 }
 }  // namespace
 
@@ -200,8 +196,7 @@ void fill_quantize(StepParams& call, const Step& /*step*/) {
 }
 
 void fill_arrange_quantized(StepParams& call, const Step& /*step*/) {
-  const bool values_alone = std::get<EightBitConfig>(call.steps().config).in_place();
-  call.fill([&] { return make_arrange_params(call.problem(), params_of(call, values_alone)); });
+  call.fill([&] { return make_arrange_params(call.problem(), params_of(call)); });
 }
 
 BlockShape mean_block(const KernelConfig& config) {

@@ -10,9 +10,8 @@
 
 namespace tandem::gpu {
 
-/// What the quantiser's kernels write and work in. What a recipe does without takes no room. `values_alone`:
-/// V alone is arranged, of quantized values of the caller's.
-Workspace quantized_workspace(const Problem& problem, const Recipe& recipe, bool values_alone = false);
+/// What the quantiser's kernels write and work in. What a recipe does without takes no room.
+Workspace quantized_workspace(const Problem& problem, const Recipe& recipe);
 
 /// Blocks of a tensor's axis times heads, `heads_per_item` of them as one: what a kernel does at a time.
 struct QuantizeItems {
@@ -25,13 +24,13 @@ struct QuantizeItems {
   [[nodiscard]] std::int64_t total() const { return std::int64_t{q} + k + v; }
 };
 /// The items of the kernels that quantise, or arrange quantized values of the caller's.
-QuantizeItems quantize_items(const Problem& problem, bool values_alone = false);
+QuantizeItems quantize_items(const Problem& problem);
 /// The items of the kernel that dequantises k and v.
 QuantizeItems dequantize_items(const Problem& problem);
 
 /// `memory` is that of `workspace`, which begins with quantized_workspace.
 QuantizeParams make_quantize_params(const Problem& problem, const Recipe& recipe, const Workspace& workspace,
-                                    char* memory, bool values_alone = false);
+                                    char* memory);
 
 /// Parameters of the kernel that arranges the values of a quantized problem, with its scales.
 ArrangeParams make_arrange_params(const Problem& problem, const QuantizeParams& params);

@@ -1,8 +1,9 @@
-// Quantized values of the caller's that the 8-bit kernel reads where they are, V's transposed on their way or
-// arranged before, against the same quantized values that are all arranged first: the same bits.
+// Quantized values of the caller's that the 8-bit kernel reads where they are, V's transposed on the way,
+// against the same quantized values that are all arranged first: the same bits.
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "api/make_problem.hpp"
 #include "eight_bit/families.hpp"
@@ -26,18 +27,14 @@ using harness::Call;
 using harness::Case;
 
 constexpr EightBitConfig in_place(EightBitConfig c) {
-  c.arranged = Arranged::values;
-  return c;
-}
-constexpr EightBitConfig transposing(EightBitConfig c) {
-  c.arranged = Arranged::none;
+  c.in_place = true;
   return c;
 }
 
 void attend(void (*kernel)(EightBitParams), const EightBitConfig& config, const EightBitParams& params,
-            const emulator::Options& options) {
+            const emulator::Options& options, unsigned blocks = 2) {
   emulator::launch(kernel, params,
-                   {.blocks = 2,
+                   {.blocks = blocks,
                     .threads = static_cast<unsigned>(config.threads()),
                     .shared_bytes = static_cast<std::size_t>(eight_bit_shared_bytes(config))},
                    options);
@@ -67,12 +64,13 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
   const Problem p = make_problem(call.forward_args());
   const Recipe recipe = tandem::recipe_of(p);
   ASSERT_EQ(choose_quantize_config(CallFacts(p), recipe), arrange);
-  ASSERT_TRUE(gpu::can_read_quantized(p, transposing(config)));
+  ASSERT_TRUE(gpu::can_read_quantized(p, in_place(config)));
   emulator::Options options{.seed = 3};
   add_buffers(options, call.inputs(), false);
   add_buffers(options, call.outputs(Pass::forward), true);
   const gpu::Workspace space = gpu::quantized_workspace(p, recipe);
-  const gpu::Workspace space_of_v = gpu::quantized_workspace(p, recipe, true);
+  gpu::Workspace space_of_v;
+  gpu::reserve_transposed(space_of_v, p, in_place(config));
   const QuantizedScratch scratch(space), scratch_of_v(space_of_v);
   options.buffers.push_back({scratch.data, space.bytes(), true});
   options.buffers.push_back({scratch_of_v.data, space_of_v.bytes(), true});
@@ -94,19 +92,23 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
          options);
   const std::vector<double> out = call.out.values();
   const std::vector<double> lse = call.lse.values();
-  const auto expect_same_in_place = [&](void (*with)(EightBitParams), const EightBitConfig& how) {
+  constexpr EightBitConfig how = in_place(config);
+  // As many CTAs at once as there are threads of the host, and one after the other: then the first transposes
+  // all blocks, and finds the others' tiles done.
+  for (const unsigned at_once : {1U, 3U}) {
     call.prepare(Pass::forward);
-    counter[0] = 0;
-    gpu::LoadedMaps of_caller = gpu::eight_bit_maps(p, how);
-    gpu::place(of_caller, space_of_v, scratch_of_v.data);
-    attend(with, how,
-           gpu::make_caller_params(p, how, of_caller, &emulator::encode, 64 * 1024, counter.data()), options);
+    std::memset(scratch_of_v.data, 0xff, space_of_v.bytes());
+    std::memset(space_of_v.at(gpu::Region::counters, scratch_of_v.data), 0, space_of_v.counter_bytes());
+    options.host_threads = at_once;
+    attend(&eight_bit_forward<how>, how,
+           gpu::make_caller_params(p, how, gpu::eight_bit_maps(p, how),
+                                   gpu::transposed_values(p, space_of_v, scratch_of_v.data),
+                                   &emulator::encode, 64 * 1024,
+                                   space_of_v.at<unsigned int>(gpu::Region::counters, scratch_of_v.data)),
+           options, 3);
     expect_same(call.out.values(), out);
     expect_same(call.lse.values(), lse);
-  };
-  expect_same_in_place(&eight_bit_forward<transposing(config)>, transposing(config));
-  launch_arrange(gpu::make_quantize_params(p, recipe, space_of_v, scratch_of_v.data, true));
-  expect_same_in_place(&eight_bit_forward<in_place(config)>, in_place(config));
+  }
   EXPECT_TRUE(harness::follows_recipe(call, harness::expect_recipe(call)));
   for (const Box* box : call.outputs(Pass::forward)) EXPECT_TRUE(box->changed_outside().empty());
 }

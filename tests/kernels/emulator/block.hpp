@@ -49,6 +49,8 @@ struct Thread {
   std::uint32_t stores_committed = 0;
   std::uint32_t stores_written = 0;         ///< that it has waited for until they were in global memory
   std::vector<std::uint32_t> store_groups;  ///< stores issued at each commit
+  StoresKnown known_stores;                 ///< of the grid, by semaphores that it has read
+  StoresKnown fenced_stores;                ///< those that its loads by TMA are behind
   int registers = 0;
   bool claimed = false;    ///< registers that others
   bool released = false;   ///< have released
@@ -146,6 +148,15 @@ class Block {
   [[nodiscard]] Shadow& shadow() { return shadow_; }
   [[nodiscard]] GlobalOrder& global_order() { return global_order_; }
   [[nodiscard]] BlockStores& stores() { return stores_; }
+  [[nodiscard]] BulkStores& bulk_stores() { return stores_.bulk; }
+  /// The running thread's number in the grid.
+  [[nodiscard]] std::uint64_t number_in_grid() {
+    return std::uint64_t{index_} * grid_.threads + self().index;
+  }
+  /// The running thread's next bulk store is to global memory.
+  void store_in_bulk(const void* p, std::size_t bytes);
+  /// Throws where TMA may read before what it reads has been stored.
+  void check_stores(const void* p, std::size_t bytes, const char* what);
   /// The block has seen what others have announced by a semaphore or a counter.
   void order_after_others() { after_others_ = true; }
   [[nodiscard]] bool after_others() const { return after_others_; }

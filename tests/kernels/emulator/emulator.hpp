@@ -43,6 +43,7 @@ void wait_cluster();
 void named_barrier_sync(int id, int threads);
 void named_barrier_arrive(int id, int threads);
 void fence_async_shared();
+void fence_async_global();
 void wait_for_previous_grid();
 
 void mbarrier_init(void* bar, std::uint32_t arrivals);
@@ -63,7 +64,7 @@ void commit_copies();
 void wait_for_copy_groups(int pending);
 void store_async(std::uint32_t to, void* target, const void* data, std::uint32_t bytes, void* bar);
 void bulk_send(void* target, const void* source, std::uint32_t bytes, void* bar);
-void bulk_store(float* global, const void* shared, std::uint32_t bytes);
+void bulk_store(void* global, const void* shared, std::uint32_t bytes);
 void bulk_reduce_add(float* global, const void* shared, std::uint32_t bytes);
 void tma_store_commit();
 void tma_store_wait(int pending);

@@ -68,8 +68,11 @@ std::uint32_t atomic_add(std::uint32_t* p, std::uint32_t value) {
 
 std::uint32_t semaphore_read(const std::uint32_t* p) {
   check_global(p, sizeof(*p), false);
-  Block::current().order_after_others();
-  return std::atomic_ref(*const_cast<std::uint32_t*>(p)).load(std::memory_order_acquire);
+  Block& block = Block::current();
+  block.order_after_others();
+  const std::uint32_t now = std::atomic_ref(*const_cast<std::uint32_t*>(p)).load(std::memory_order_acquire);
+  block.bulk_stores().acquire(reinterpret_cast<std::uintptr_t>(p), block.self().known_stores);
+  return now;
 }
 
 std::uint32_t semaphore_claim(std::uint32_t* p) {
@@ -103,11 +106,14 @@ void semaphore_wait_long(const std::uint32_t* p, std::uint32_t value) {
 
 void semaphore_increment(std::uint32_t* p) {
   check_global(p, sizeof(*p), true);
-  const Thread& self = Block::current().self();
+  Block& block = Block::current();
+  const Thread& self = block.self();
   if (self.stores_written != self.stores)
-    Block::current().fail(
+    block.fail(
         "increments a semaphore while its bulk stores may not be in global memory: tma_store_wait_written is "
         "missing");
+  block.bulk_stores().release(reinterpret_cast<std::uintptr_t>(p), block.number_in_grid(), self.stores,
+                              self.known_stores);
   std::atomic_ref(*p).fetch_add(1, std::memory_order_release);
 }
 
@@ -132,8 +138,22 @@ void flag_take(unsigned long long* p, unsigned long long raised) {
   flag.store(0, std::memory_order_relaxed);
 }
 
+void fence_async_global() {
+  Thread& self = Block::current().self();
+  self.fenced_stores = self.known_stores;
+}
+
 void wait_for_previous_grid() {
   Block::current().self().previous_grid_ended = true;
+}
+
+void Block::store_in_bulk(const void* p, std::size_t bytes) {
+  if (options_.unordered) return;
+  bulk_stores().store(reinterpret_cast<std::uintptr_t>(p), bytes, number_in_grid(), self().stores + 1);
+}
+
+void Block::check_stores(const void* p, std::size_t bytes, const char* what) {
+  refuse_if(what, bulk_stores().load(reinterpret_cast<std::uintptr_t>(p), bytes, self().fenced_stores));
 }
 
 void Block::check_range(const void* p, std::size_t bytes, bool write, const char* what) {

@@ -52,4 +52,53 @@ std::string GlobalOrder::store(std::uintptr_t address, std::size_t bytes, std::u
   });
 }
 
+namespace {
+
+constexpr std::size_t store_unit = 16;
+
+void learn(StoresKnown& into, const StoresKnown& from) {
+  for (const auto& [thread, number] : from) into[thread] = std::max(into[thread], number);
+}
+
+}  // namespace
+
+void BulkStores::store(std::uintptr_t address, std::size_t bytes, std::uint64_t thread,
+                       std::uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  any_ = true;
+  stores_.for_each(address / store_unit, (bytes + store_unit - 1) / store_unit, true, [&](Store& store) {
+    store = {thread, number};
+    return std::string();
+  });
+}
+
+void BulkStores::release(std::uintptr_t semaphore, std::uint64_t thread, std::uint32_t number,
+                         const StoresKnown& known) {
+  if (!any_) return;
+  const std::lock_guard lock(mutex_);
+  learn(semaphores_[semaphore], known);
+  learn(semaphores_[semaphore], {{thread, number}});
+}
+
+void BulkStores::acquire(std::uintptr_t semaphore, StoresKnown& known) {
+  if (!any_) return;
+  const std::lock_guard lock(mutex_);
+  if (const auto found = semaphores_.find(semaphore); found != semaphores_.end()) learn(known, found->second);
+}
+
+std::string BulkStores::load(std::uintptr_t address, std::size_t bytes, const StoresKnown& fenced) {
+  if (!any_) return "";
+  const std::lock_guard lock(mutex_);
+  return stores_.for_each(address / store_unit, (bytes + store_unit - 1) / store_unit, false,
+                          [&](const Store& store) -> std::string {
+                            if (store.number == 0) return "";
+                            const auto known = fenced.find(store.thread);
+                            if (known != fenced.end() && known->second >= store.number) return "";
+                            return fmt::format(
+                                "reads what thread {} of the grid has stored in bulk: it has not seen a "
+                                "semaphore behind that store, or has not called fence_async_global since",
+                                store.thread);
+                          });
+}
+
 }  // namespace tandem::emulator

@@ -55,6 +55,34 @@ class OfBytes {
   Page* last_ = nullptr;  ///< of number last_number_
 };
 
+/// By number of a thread in the grid: how many of its bulk stores are known of.
+using StoresKnown = std::unordered_map<std::uint64_t, std::uint32_t>;
+
+/// Bulk stores of a launch to global memory, which TMA reads again in the same launch: once the storing
+/// thread has waited for them and incremented a semaphore, and the reading one has seen that and fenced.
+class BulkStores {
+ public:
+  /// Store `number`, from 1, of a thread.
+  void store(std::uintptr_t address, std::size_t bytes, std::uint64_t thread, std::uint32_t number);
+  /// The thread increments a semaphore behind `number` stores, and hands on what it knows.
+  void release(std::uintptr_t semaphore, std::uint64_t thread, std::uint32_t number,
+               const StoresKnown& known);
+  /// A thread that knows `known` has read a semaphore.
+  void acquire(std::uintptr_t semaphore, StoresKnown& known);
+  /// What is wrong with a read of a thread for which these stores were fenced ("" if nothing).
+  std::string load(std::uintptr_t address, std::size_t bytes, const StoresKnown& fenced);
+
+ private:
+  struct Store {
+    std::uint64_t thread = 0;
+    std::uint32_t number = 0;  ///< 0: there is none
+  };
+  std::mutex mutex_;
+  std::atomic<bool> any_{false};
+  OfBytes<Store> stores_;  ///< of each 16 bytes
+  std::unordered_map<std::uintptr_t, StoresKnown> semaphores_;
+};
+
 /// Which block of a launch stored each byte of global memory. Blocks that run beside each other are ordered
 /// by semaphores and counters alone.
 class BlockStores {
@@ -63,6 +91,8 @@ class BlockStores {
   std::string store(std::uintptr_t address, std::size_t bytes, std::uint32_t block, bool ordered);
   /// What is wrong with a load through the read-only cache, which knows nothing of this grid's stores.
   std::string read_only_load(std::uintptr_t address, std::size_t bytes);
+
+  BulkStores bulk;  ///< those of the launch
 
  private:
   std::mutex mutex_;

@@ -51,6 +51,17 @@ struct Box {
     }
     return p;
   }
+  /// f(pointer, bytes) of the part of each row that is inside the tensor.
+  template <typename F>
+  void for_each_part(const F& f) const {
+    for (std::uint32_t r = 0; r < rows(); ++r) {
+      std::int64_t first = 0;
+      std::int64_t last = 0;
+      const char* p = row(r, first, last);
+      if (p == nullptr) continue;
+      f(p + first * map.element_bytes, static_cast<std::size_t>(last - first) * map.element_bytes);
+    }
+  }
   /// Offset in shared memory of the 16 bytes `unit` of row `row`.
   [[nodiscard]] std::uint32_t unit(std::uint32_t row, std::uint32_t unit) const {
     // Dynamic shared memory begins at a multiple of every pattern, so offsets swizzle as addresses do.
@@ -87,14 +98,7 @@ Box make_box(Block& block, const TensorMap& map, const void* shared, const int (
                     "though it loads from there",
                     what));
   }
-  for (std::uint32_t r = 0; r < box.rows(); ++r) {
-    std::int64_t first = 0;
-    std::int64_t last = 0;
-    const char* p = box.row(r, first, last);
-    if (p == nullptr) continue;
-    const auto size = static_cast<std::size_t>(last - first) * box.map.element_bytes;
-    block.check_range(p + first * box.map.element_bytes, size, writes, what);
-  }
+  box.for_each_part([&](const char* p, std::size_t size) { block.check_range(p, size, writes, what); });
   return box;
 }
 
@@ -191,6 +195,7 @@ void store(const TensorMap& map, const void* shared, const int (&origin)[4], boo
   Thread& self = block.self();
   const Box box = make_box(block, map, shared, origin, what);
   if (add && box.map.element_bytes != 4) block.fail(fmt::format("{}: elements are not f32", what));
+  if (!add) box.for_each_part([&](const char* p, std::size_t bytes) { block.store_in_bulk(p, bytes); });
   const Event completion(block.components().storer(block.storer_of(self)), self.stores + 1);
   for (std::uint32_t r = 0; r < box.rows(); ++r) {
     std::int64_t first = 0;
@@ -244,6 +249,7 @@ void load(void* shared, const TensorMap& map, void* bar, const int (&origin)[4],
   Block& block = Block::current();
   Thread& self = block.self();
   const Box box = make_box(block, map, shared, origin, what);
+  box.for_each_part([&](const char* p, std::size_t size) { block.check_stores(p, size, what); });
   Barrier& b = loading_barrier(block, bar, what);
   const Event completion(block.components().barrier(block.barrier_index(b)),
                          static_cast<std::uint32_t>(b.phase) + 1);
@@ -287,6 +293,7 @@ void bulk_load(void* shared, const void* global, std::uint32_t bytes, void* bar)
   Block& block = Block::current();
   Thread& self = block.self();
   const std::uint32_t offset = bulk_offset(block, shared, global, bytes, false, "bulk_load");
+  block.check_stores(global, bytes, "bulk_load");
   Barrier& b = loading_barrier(block, bar, "bulk_load");
   const Event completion(block.components().barrier(block.barrier_index(b)),
                          static_cast<std::uint32_t>(b.phase) + 1);
@@ -328,10 +335,11 @@ void bulk_out(float* global, const void* shared, std::uint32_t bytes, const char
 
 }  // namespace
 
-void bulk_store(float* global, const void* shared, std::uint32_t bytes) {
-  bulk_out(global, shared, bytes, "bulk_store", [](std::atomic_ref<float> target, float value) {
-    target.store(value, std::memory_order_relaxed);
-  });
+void bulk_store(void* global, const void* shared, std::uint32_t bytes) {
+  Block::current().store_in_bulk(global, bytes);
+  bulk_out(
+      static_cast<float*>(global), shared, bytes, "bulk_store",
+      [](std::atomic_ref<float> target, float value) { target.store(value, std::memory_order_relaxed); });
 }
 
 void bulk_reduce_add(float* global, const void* shared, std::uint32_t bytes) {

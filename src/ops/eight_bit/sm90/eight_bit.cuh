@@ -56,10 +56,12 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) eight_bit_forward(const __grid_c
   const int warp = ptx::warp_index();
   if (ptx::thread_index() == 0) {
     shared.k_ring.init(C.consumers() * 4);
-    shared.v_ring.init(C.consumers() * 4, C.transposes_v() ? transposing_warps : 1);
-    if constexpr (C.transposes_v()) shared.rows_of_v_ring.ring.init(transposing_warps);
+    shared.v_ring.init(C.consumers() * 4);
+    if constexpr (C.in_place) {
+      for (ptx::Mbarrier& full : shared.strip_barriers.full) ptx::mbarrier_init(full, 1);
+    }
     for (int w = 0; w < C.consumers(); ++w) shared.q_ring[w].init(4);
-    shared.tiles.ring.init(C.consumers() * 4 + (C.transposes_v() ? transposing_warps : 0));
+    shared.tiles.ring.init(C.consumers() * 4);
     ptx::fence_mbarrier_init();
   }
   ptx::sync_block();
@@ -70,7 +72,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) eight_bit_forward(const __grid_c
     if (warp == 0) {
       EightBitLoader<C> loader(p, shared);
       loader.run();
-    } else if constexpr (C.transposes_v()) {
+    } else if constexpr (C.in_place) {
       ValueTransposer<C> transposer(p, shared, warp - 1);
       transposer.run();
     }

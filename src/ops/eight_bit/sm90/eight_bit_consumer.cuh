@@ -160,8 +160,8 @@ struct EightBitConsumer {
   /// Loads the tile's scales; nothing waits for them before convert_scales. Rows past the sequence's end,
   /// whose results are dropped, take the scale of its last row.
   TANDEM_DEVICE void load_scales(const tile::QueryTile& t) {
-    const int batch = p.forward.packed_q && !C.in_place() ? 0 : t.index.batch;
-    const int head = C.in_place() ? t.index.head / p.q_scale_heads : t.index.head;
+    const int batch = p.forward.packed_q && !C.in_place ? 0 : t.index.batch;
+    const int head = C.in_place ? t.index.head / p.q_scale_heads : t.index.head;
 #pragma unroll
     for (int h = 0; h < factors; ++h) {
       const i64 row = padded_row(t, h);
@@ -225,7 +225,7 @@ struct EightBitConsumer {
   /// Caller-supplied scales may be negative. The exponent's multiply-add allows that, but a maximum does not:
   /// the scores take the sign.
   TANDEM_DEVICE void move_sign_to_scores(float (&s)[scores]) {
-    if constexpr (C.in_place()) {
+    if constexpr (C.in_place) {
       if (!(score_factor[0] < 0.0F)) return;
 #pragma unroll
       for (float& score : s) score = -score;
@@ -243,7 +243,7 @@ struct EightBitConsumer {
       if constexpr (!C.row_scales) {
         factor *= magnitude(ptx::load_shared(&shared.block_scales[k_at.stage].k), k_has_nan);
       }
-      const float size = C.in_place() ? ptx::max_magnitude(0.0F, factor) : factor;
+      const float size = C.in_place ? ptx::max_magnitude(0.0F, factor) : factor;
       score_factor[h] = size < tiny ? tiny : factor;
       if constexpr (C.transform == ScoreTransform::softcap) {
         cap_factor[h] = factor * (2.0F / p.forward.score.softcap);

@@ -30,21 +30,21 @@ struct StagedScales<stages, false> {
   static constexpr u32 bytes = 0;
 };
 
-/// Row-major blocks of V, as the caller has them, before they are transposed.
-template <EightBitConfig C, bool used = C.transposes_v()>
-struct RowsOfV {
-  tile::ByteTile<quant_block, C.tiling.head_dim_v> tile[rows_of_v_stages];
-};
-template <EightBitConfig C>
-struct RowsOfV<C, false> {};
+/// Strips of V of each warp that transposes them: as the caller has them, and with keys contiguous.
 template <bool used>
-struct RowsOfVRing {
-  tile::Ring<rows_of_v_stages> ring;
+struct ValueStrips {
+  tile::ByteTile<quant_block, value_strip_columns> rows[transposing_warps];
+  tile::ByteTile<value_strip_columns, quant_block> columns[transposing_warps];
 };
 template <>
-struct RowsOfVRing<false> {};
-/// Warps of the producer's warpgroup that transpose V: all but the loader's.
-constexpr int transposing_warps = 3;
+struct ValueStrips<false> {};
+/// Complete when `rows` have come.
+template <bool used>
+struct ValueStripBarriers {
+  ptx::Mbarrier full[transposing_warps];
+};
+template <>
+struct ValueStripBarriers<false> {};
 
 /// Scales by block of a K tile in flight and of the V tile of the same keys.
 struct BlockScales {
@@ -61,14 +61,14 @@ struct EightBitShared {
   QTile q[C.consumers()][C.q_stages];
   KTile k[C.stages];
   VTile v[C.stages];
-  [[no_unique_address]] RowsOfV<C> rows_of_v;
+  [[no_unique_address]] ValueStrips<C.in_place> strips;
   [[no_unique_address]] StagedScales<C.stages, C.row_scales> k_scales;
   [[no_unique_address]] StagedScales<C.stages, C.v_row_scales> v_scales;
   BlockScales block_scales[C.stages];  ///< by buffer of K
   tile::Ring<C.stages> k_ring;
   tile::Ring<C.stages> v_ring;
   tile::Ring<C.q_stages> q_ring[C.consumers()];
-  [[no_unique_address]] RowsOfVRing<C.transposes_v()> rows_of_v_ring;
+  [[no_unique_address]] ValueStripBarriers<C.in_place> strip_barriers;
   tile::DynamicScheduler::Shared tiles;
 };
 
@@ -79,8 +79,22 @@ TANDEM_DEVICE const float* scales_of(const ScaleArray& scales, int batch, int he
 /// Scale number `group` of a head; 1 if the caller has left the scales out.
 template <EightBitConfig C>
 TANDEM_DEVICE float load_scale(const ScaleArray& scales, int batch, int head, i64 group) {
-  if (C.in_place() && scales.data == nullptr) return 1.0F;
+  if (C.in_place && scales.data == nullptr) return 1.0F;
   return ptx::load_global(scales_of(scales, batch, head) + group * scales.stride.group);
+}
+
+// ---- V in place ----
+
+/// The number of a block of V among those that are transposed.
+TANDEM_DEVICE int value_block(const EightBitParams& p, int batch, int head, int begin_k, int b) {
+  const int entry = p.forward.packed_k ? 0 : batch;
+  return (entry * p.forward.heads_kv + head) * p.transposed.axis_blocks +
+         first_block(begin_k, batch, p.forward.packed_k) + b;
+}
+/// The blocks of a sequence's keys that any of its queries sees: those that are transposed.
+template <EightBitConfig C>
+TANDEM_DEVICE tile::BlockRange value_blocks(const EightBitParams& p, const tile::TileIndex& t) {
+  return tile::BlockRange::of<quant_block>(tile::visible_of<C.mask>(p.forward, t), 0, t.seqlen_q);
 }
 
 // ---- Producer ----
@@ -97,7 +111,7 @@ struct EightBitLoader {
   typename tile::Ring<C.q_stages>::Position q_at;
   tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic> tiles;
   tile::QueryTile t;
-  tile::Ring<rows_of_v_stages>::Position rows_of_v_at;
+  bool head_is_transposed = false;  ///< all of the tile's V
 
   TANDEM_DEVICE EightBitLoader(const EightBitParams& params, Shared& s)
       : p(params), shared(s), leader(ptx::elect_one()), tiles(params.forward, s.tiles) {}
@@ -116,8 +130,8 @@ struct EightBitLoader {
     BlockScales scales{1.0F, 1.0F};
     // Caller-supplied scales count blocks from each sequence's beginning (all sequences have one length).
     const auto load = [&](const ScaleArray& from) {
-      const int batch = C.in_place() ? t.index.batch : tile::key_batch(p.forward, t.index);
-      return load_scale<C>(from, batch, tile::key_head(p.forward, t.index), C.in_place() ? b : block_at(b));
+      const int batch = C.in_place ? t.index.batch : tile::key_batch(p.forward, t.index);
+      return load_scale<C>(from, batch, tile::key_head(p.forward, t.index), C.in_place ? b : block_at(b));
     };
     if constexpr (!C.row_scales) scales.k = load(p.k_scales);
     if constexpr (!C.v_row_scales) scales.v = load(p.v_scales);
@@ -125,7 +139,7 @@ struct EightBitLoader {
   }
   TANDEM_DEVICE void load_k(int b) {
     BlockScales scales = block_scales(b);
-    if constexpr (C.in_place()) scales.v = ptx::max_magnitude(0.0F, scales.v);  // the values take its sign
+    if constexpr (C.in_place) scales.v = ptx::max_magnitude(0.0F, scales.v);  // the values take its sign
     shared.k_ring.wait_free(k_at);
     ptx::store_shared(&shared.block_scales[k_at.stage].k, scales.k);
     ptx::store_shared(&shared.block_scales[k_at.stage].v, scales.v);
@@ -135,11 +149,30 @@ struct EightBitLoader {
     if constexpr (C.row_scales) shared.k_scales.load(k_at.stage, row_scales(p.k_scales, b), full);
     k_at.advance();
   }
-  TANDEM_DEVICE void load_rows_of_v(int b) {
-    auto& rows = shared.rows_of_v.tile[rows_of_v_at.stage];
-    ptx::Mbarrier& full = shared.rows_of_v_ring.ring.acquire(rows_of_v_at, rows.bytes);
-    tile::load_keys(rows, p.forward.v, full, p.forward, t.index, b * quant_block);
-    rows_of_v_at.advance();
+  /// Waits until block b, `number` of all, is transposed. That waits for no CTA that has yet to begin: strips
+  /// are claimed one by one, and what nobody has claimed the warps of this CTA will. From the second block on
+  /// a look at the whole head may spare those at its blocks.
+  TANDEM_DEVICE void wait_transposed(int number, int b) {
+    if (head_is_transposed) return;
+    if (b + 2 == t.blocks.end) {
+      const tile::BlockRange all = value_blocks<C>(p, t.index);
+      const int head = t.index.batch * p.forward.heads_kv + tile::key_head(p.forward, t.index);
+      head_is_transposed = ptx::semaphore_read(p.transposed.heads + head) ==
+                           static_cast<u32>((all.end - all.first) * value_strips(C.tiling.head_dim_v));
+    }
+    if (!head_is_transposed) {
+      ptx::semaphore_wait(p.transposed.blocks + number, static_cast<u32>(value_strips(C.tiling.head_dim_v)));
+    }
+    ptx::fence_async_global();
+  }
+  TANDEM_DEVICE void load_transposed_v(int b) {
+    const i64 number = value_block(p, t.index.batch, tile::key_head(p.forward, t.index), t.index.begin_k, b);
+    wait_transposed(number, b);
+    ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
+    ptx::bulk_load(shared.v[v_at.stage].data,
+                   p.transposed.data + static_cast<i64>(number) * Shared::VTile::bytes, Shared::VTile::bytes,
+                   full);
+    v_at.advance();
   }
   TANDEM_DEVICE void load_v(int b) {
     ptx::Mbarrier& full =
@@ -166,10 +199,11 @@ struct EightBitLoader {
     while (tiles.template next<true>(t, leader)) {
       if (!leader || t.blocks.first >= t.blocks.end) continue;
       load_q();
+      head_is_transposed = false;
       for (int b = t.blocks.end - 1; b >= t.blocks.first; --b) {
         if (b > t.blocks.first) load_k(b - 1);
-        if constexpr (C.transposes_v()) {
-          load_rows_of_v(b);
+        if constexpr (C.in_place) {
+          load_transposed_v(b);
         } else {
           load_v(b);
         }

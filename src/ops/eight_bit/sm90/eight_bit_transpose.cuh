@@ -1,6 +1,12 @@
-// Transposes caller-supplied, row-major V into the tile that P V reads: keys contiguous, in the order of
-// quantized_layout.hpp. Three warps of the producer's warpgroup do it, up to two blocks of keys behind TMA
-// and as many blocks ahead of the consumers as V has buffers.
+// Transposes caller-supplied, row-major V into the tiles that P V reads: keys contiguous, in the order of
+// quantized_layout.hpp. Three warps of the producer's warpgroup do it beside the attention, each on its own
+// and whatever tile their CTA is at: all blocks of V are cut into strips, each of which some warp of the grid
+// claims, transposes and puts into the workspace, where the loaders of all CTAs find it.
+//
+// Strips are claimed in the order in which tiles of queries want them: head by head, and in each from the
+// last keys to the first. (The order of a causal grid's last heads is another, in which blocks go before
+// heads. By then all of V is transposed, or the grid is so small that the first claims of its warps are all
+// there are.)
 #pragma once
 
 #include "ops/eight_bit/sm90/eight_bit_producer.cuh"
@@ -11,55 +17,147 @@ namespace tandem {
 template <EightBitConfig C>
 struct ValueTransposer {
   using Shared = EightBitShared<C>;
+  static constexpr int strips = value_strips(C.tiling.head_dim_v);
+
+  /// A strip of a block of keys: what is left to know of it once its rows are on their way.
+  struct Unit {
+    int block;  ///< number of all
+    int head;   ///< number of its sequence and KV head
+    int strip;
+    int keys;  ///< that the sequence has from the block's first on
+    u32 sign;  ///< what negates four values if the block's scale is negative
+
+    TANDEM_DEVICE int channels() const {
+      return min(value_strip_columns, C.tiling.head_dim_v - strip * value_strip_columns);
+    }
+  };
 
   const EightBitParams& p;
   Shared& shared;
   const int warp;  ///< number among those that transpose
   const int lane;
-  tile::Ring<rows_of_v_stages>::Position from;
-  typename tile::Ring<C.stages>::Position to;
-  tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic> tiles;
-  tile::QueryTile t;
+  u32 phase = 0;
+  int first = 0;   ///< sequence of lane 0
+  int before = 0;  ///< units of the sequences before it
 
   TANDEM_DEVICE ValueTransposer(const EightBitParams& params, Shared& s, int warp_)
-      : p(params),
-        shared(s),
-        warp(warp_),
-        lane(static_cast<int>(ptx::thread_index()) % warp_size),
-        tiles(params.forward, s.tiles) {}
+      : p(params), shared(s), warp(warp_), lane(static_cast<int>(ptx::thread_index()) % warp_size) {}
 
-  /// What negates four values if the block's scale is negative.
-  TANDEM_DEVICE u32 sign_of(int b) const {
-    const int head = t.index.head / (p.forward.heads_q / p.forward.heads_kv);
-    return load_scale<C>(p.v_scales, t.index.batch, head, b) < 0.0F ? 0x80808080U : 0U;
+  TANDEM_DEVICE auto& rows() const { return shared.strips.rows[warp]; }
+  TANDEM_DEVICE auto& columns() const { return shared.strips.columns[warp]; }
+  TANDEM_DEVICE ptx::Mbarrier& full() const { return shared.strip_barriers.full[warp]; }
+
+  // ---- Which strip ----
+
+  /// Claims a number, which lane 0 has: others get 0.
+  TANDEM_DEVICE u32 claim() const { return lane == 0 ? ptx::atomic_add(p.transposed.claimed, 1U) : 0U; }
+
+  /// The fields that say which keys are seen.
+  TANDEM_DEVICE tile::TileIndex sequence(int batch) const {
+    const ForwardParams& f = p.forward;
+    tile::TileIndex t;
+    t.batch = batch;
+    t.seqlen_q = f.rows_q;
+    t.seqlen_k = f.rows_k;
+    if constexpr (C.mask.varlen) {
+      t.seqlen_q = tile::sequence_rows(f.cu_seqlens_q, f.seqused_q, f.rows_q, batch).used;
+      const tile::SequenceRows keys = tile::sequence_rows(f.cu_seqlens_k, f.seqused_k, f.rows_k, batch);
+      t.begin_k = keys.begin;
+      t.seqlen_k = keys.used;
+    }
+    return t;
   }
+  TANDEM_DEVICE int units_of(const tile::TileIndex& t) const {
+    const tile::BlockRange seen = value_blocks<C>(p, t);
+    return max(seen.end - seen.first, 0) * p.forward.heads_kv * strips;
+  }
+  /// The sequence that has unit `number`, which becomes its number there. False: none has it. A warp's
+  /// numbers ascend, so that it goes on where it stopped, 32 sequences at a time.
+  TANDEM_DEVICE bool locate(int& number, int& batch) {
+    if constexpr (!C.mask.varlen) {
+      const int each = units_of(sequence(0));
+      batch = each == 0 ? p.forward.batch : number / each;
+      number -= batch * each;
+      return batch < p.forward.batch;
+    }
+    for (; first < p.forward.batch; first += warp_size) {
+      const int units = first + lane < p.forward.batch ? units_of(sequence(first + lane)) : 0;
+      int through = units;
+#pragma unroll
+      for (int d = 1; d < warp_size; d *= 2) {
+        const int lower = static_cast<int>(ptx::shuffle_up(static_cast<u32>(through), d));
+        if (lane >= d) through += lower;
+      }
+      const u32 beyond = ptx::ballot(before + through > number);
+      if (beyond != 0) {
+        const int owner = ptx::find_first_set(beyond);
+        batch = first + owner;
+        number -= before + static_cast<int>(ptx::shuffle(static_cast<u32>(through - units), owner));
+        return true;
+      }
+      before += static_cast<int>(ptx::shuffle(static_cast<u32>(through), warp_size - 1));
+    }
+    return false;
+  }
+
+  /// Starts loading the unit of that number, which lane 0 has. False: there is none.
+  TANDEM_DEVICE bool begin(u32 claimed, Unit& u) {
+    int number = ptx::warp_uniform(static_cast<int>(claimed));
+    int batch = 0;
+    if (!locate(number, batch)) return false;
+    const tile::TileIndex t = sequence(batch);
+    const tile::BlockRange seen = value_blocks<C>(p, t);
+    const int of_head = (seen.end - seen.first) * strips;
+    const int head = number / of_head;
+    const int within = number - head * of_head;
+    const int block = seen.end - 1 - within / strips;
+    u.strip = within % strips;
+    if (lane == 0) {
+      ptx::mbarrier_arrive_expect(full(), rows().bytes);
+      ptx::tma_load(rows().data, p.forward.v, full(), u.strip * value_strip_columns,
+                    t.begin_k + block * quant_block, head, p.forward.packed_k ? 0 : batch,
+                    ptx::CacheHint::first);
+    }
+    u.block = value_block(p, batch, head, t.begin_k, block);
+    u.head = batch * p.forward.heads_kv + head;
+    u.keys = t.seqlen_k - block * quant_block;
+    u.sign = load_scale<C>(p.v_scales, batch, head, block) < 0.0F ? 0x80808080U : 0U;
+    return true;
+  }
+
+  // ---- One strip ----
 
   /// Transposes all keys of 16 channels. Of 32 keys a lane has, in each of four groups of 8, two channels of
   /// two neighbouring keys. Two such groups form the words of two channels that a quad of the consumers
   /// reads: stored position 4 q + i of 16 holds key 2 q + i % 2 + 8 (i / 2).
-  TANDEM_DEVICE void transpose(int channel, int b, u32 sign) {
+  TANDEM_DEVICE void transpose(int channel, int keys, u32 sign) {
     constexpr int pieces = quant_block / 32;
-    const auto& rows = shared.rows_of_v.tile[from.stage];
-    auto& columns = shared.v[to.stage];
-    const char* const source = rows.data + rows.place(lane, channel);
-    u32 pairs[pieces][4];
+    const auto& from = rows();
+    auto& to = columns();
+    const char* const source = from.data + from.place(lane, channel);
+    // With lengths there are registers for less.
+    constexpr int at_once = C.mask.varlen ? 1 : pieces;
+    u32 pairs[at_once][4];
+    const auto load = [&](int n) {
 #pragma unroll
-    for (int n = 0; n < pieces; ++n) {
-      ptx::ldmatrix_x4_transposed(source + n * 32 * rows.strip_cols, pairs[n]);
-    }
+      for (int i = 0; i < at_once; ++i) {
+        ptx::ldmatrix_x4_transposed(source + (n + i) * 32 * from.strip_cols, pairs[i]);
+      }
+    };
     // The lower 16 lanes store even channels first, the upper ones odd channels: the eight rows of a matrix
     // are then in eight different groups of banks.
     const bool odd = lane >= 16;
     const u32 first = odd ? 0x7531U : 0x6420U;
     const u32 second = odd ? 0x6420U : 0x7531U;
     const int row = channel + lane % 8 * 2 + ((lane % 8 / 4) ^ (lane / 8 & 1));
-    const u32 target = columns.place(row, lane / 16 * 16);
+    const u32 target = to.place(row, lane / 16 * 16);
 #pragma unroll
     for (int n = 0; n < pieces; ++n) {
-      u32(&x)[4] = pairs[n];
-      if constexpr (C.mask.varlen) clear_from(t.index.seqlen_k - b * quant_block - 32 * n, x);
+      u32(&x)[4] = pairs[n % at_once];
+      if (n % at_once == 0) load(n);
+      if constexpr (C.mask.varlen) clear_from(keys - 32 * n, x);
       ptx::stmatrix_x4(
-          columns.data + (target ^ static_cast<u32>(32 * n)), ptx::permute_bytes(x[0], x[1], first) ^ sign,
+          to.data + (target ^ static_cast<u32>(32 * n)), ptx::permute_bytes(x[0], x[1], first) ^ sign,
           ptx::permute_bytes(x[0], x[1], second) ^ sign, ptx::permute_bytes(x[2], x[3], first) ^ sign,
           ptx::permute_bytes(x[2], x[3], second) ^ sign);
     }
@@ -73,27 +171,46 @@ struct ValueTransposer {
     }
   }
 
-  TANDEM_DEVICE void transpose(int b) {
-    const u32 sign = sign_of(b);
-    shared.rows_of_v_ring.ring.wait(from);
-    shared.v_ring.wait_free(to);
+  TANDEM_DEVICE void transpose(const Unit& u) {
+    ptx::mbarrier_wait(full(), phase);
+    phase ^= 1;
 #pragma unroll 1
-    for (int group = warp; group < C.tiling.head_dim_v / 16; group += transposing_warps) {
-      transpose(16 * group, b, sign);
-    }
+    for (int channel = 0; channel < u.channels(); channel += 16) transpose(channel, u.keys, u.sign);
     ptx::fence_async_shared();
     ptx::sync_warp();
+  }
+  TANDEM_DEVICE void store(const Unit& u) const {
+    if (lane != 0) return;
+    const int first = u.block * C.tiling.head_dim_v + u.strip * value_strip_columns;
+    ptx::bulk_store(p.transposed.data + static_cast<i64>(first) * quant_block, columns().data,
+                    static_cast<u32>(u.channels() * quant_block));
+    ptx::tma_store_commit();
+  }
+  /// Tells the loaders of `u`, whose store is the last one.
+  TANDEM_DEVICE void announce(const Unit& u) const {
     if (lane == 0) {
-      shared.v_ring.hand_over(to);
-      shared.rows_of_v_ring.ring.release(from);
+      ptx::tma_store_wait_written<0>();
+      ptx::semaphore_increment(p.transposed.blocks + u.block);
+      ptx::semaphore_increment(p.transposed.heads + u.head);
     }
-    from.advance();
-    to.advance();
+    ptx::sync_warp();  // `columns` are free
   }
 
+  /// A unit's store is under way beside the next one's load, and a claim beside its transposition.
   TANDEM_DEVICE void run() {
-    while (tiles.template next<false>(t, lane == 0)) {
-      for (int b = t.blocks.end - 1; b >= t.blocks.first; --b) transpose(b);
+    Unit unit;
+    for (bool more = false;;) {
+      const u32 number = claim();
+      if (more) {
+        transpose(unit);
+        store(unit);
+      }
+      Unit next;
+      const bool again = begin(number, next);
+      if (more) announce(unit);
+      if (!again) return;
+      unit = next;
+      more = true;
     }
   }
 };
