@@ -260,8 +260,8 @@ std::vector<QuantizedAndShape> quantized_and_shapes() {
   return all;
 }
 
-/// Quantized values that the kernel reads where they are, of many keys with V arranged, and the same ones a
-/// byte further apart, which are all arranged first: the same bits.
+/// Quantized values that the kernel reads where they are, and the same ones a byte further apart, which are
+/// arranged first: the same bits.
 class QuantizedInputInPlace : public GpuTest,
                               public testing::WithParamInterface<std::tuple<int, bool, bool>> {
  protected:
@@ -270,23 +270,13 @@ class QuantizedInputInPlace : public GpuTest,
     harness::quantize_inputs(call, DType::e4m3, c.packed_k ? Granularity::tensor : Granularity::block);
     for (Box* scales : {&call.q_scale, &call.k_scale, &call.v_scale}) scales->set(0, -scales->get(0));
     const Problem p = make_problem(call.forward_args());
-    EXPECT_EQ(choose_eight_bit_config(CallFacts(p), recipe_of(p)).in_place(), in_place);
+    EXPECT_EQ(choose_eight_bit_config(CallFacts(p), recipe_of(p)).in_place, in_place);
     call.prepare(Pass::forward);
     GpuRunner runner;
     runner.forward(call);
     return call;
   }
-};
-
-TEST_P(QuantizedInputInPlace, GiveTheBitsOfArrangedOnes) {
-  const auto& [head_dim, causal, packed] = GetParam();
-  for (const std::int64_t seqlen : {100, 1000, 4500}) {
-    Case c = with_setting(small_case(DType::bf16, seqlen, seqlen), {Precision::fp8, false});
-    change(c, {.batch = 3, .heads_q = 4, .heads_kv = 2, .head_dim = head_dim, .causal = causal});
-    if (packed) {
-      change(c, {.packed = true, .lengths_q = {seqlen, 7, seqlen - 90}});
-      change(c, {.lengths_k = {seqlen, 7, seqlen - 90}, .used_k = {seqlen - 30, 7, 5}});
-    }
+  static void expect_same_bits(Case c) {
     SCOPED_TRACE(c.describe());
     const Call in_place = forward(c, true);
     c.q.pad = c.k.pad = c.v.pad = 1;
@@ -294,10 +284,56 @@ TEST_P(QuantizedInputInPlace, GiveTheBitsOfArrangedOnes) {
     EXPECT_EQ(in_place.out.raw(), arranged.out.raw());
     EXPECT_EQ(in_place.lse.raw(), arranged.lse.raw());
   }
+  static Case case_of_keys(std::int64_t queries, std::int64_t keys, int head_dim, bool causal) {
+    Case c = with_setting(small_case(DType::bf16, queries, keys), {Precision::fp8, false});
+    return with(c, {.batch = 3, .heads_q = 4, .heads_kv = 2, .head_dim = head_dim, .causal = causal});
+  }
+};
+
+TEST_P(QuantizedInputInPlace, GiveTheBitsOfArrangedOnes) {
+  const auto& [head_dim, causal, packed] = GetParam();
+  for (const std::int64_t seqlen : {100, 1000, 4500}) {
+    Case c = case_of_keys(seqlen, seqlen, head_dim, causal);
+    if (packed) {
+      change(c, {.packed = true, .lengths_q = {seqlen, 7, seqlen - 90}});
+      change(c, {.lengths_k = {seqlen, 7, seqlen - 90}, .used_k = {seqlen - 30, 7, 5}});
+    }
+    expect_same_bits(c);
+  }
+}
+
+/// Blocks of V that no query sees are not transposed, and not waited for.
+TEST_P(QuantizedInputInPlace, OfOtherLengthsAndWindows) {
+  const auto& [head_dim, causal, packed] = GetParam();
+  for (const auto& [queries, keys] :
+       {std::pair<std::int64_t, std::int64_t>{1, 3000}, {200, 5000}, {3000, 200}}) {
+    Case c = case_of_keys(queries, keys, head_dim, causal);
+    if (packed) change(c, {.used_k = {keys, 0, keys / 2}});
+    expect_same_bits(c);
+    change(c, {.window_left = 150});
+    if (!causal) change(c, {.window_right = 70});
+    expect_same_bits(c);
+  }
+}
+
+/// What a call before has left of another V in the same memory is not read.
+TEST_P(QuantizedInputInPlace, OneAfterTheOther) {
+  const auto& [head_dim, causal, packed] = GetParam();
+  if (packed) GTEST_SKIP() << "the lengths do not matter here";
+  Case c = case_of_keys(2048, 2048, head_dim, causal);
+  change(c, {.heads_q = 8, .heads_kv = 8});
+  std::vector<Call> wanted;
+  for (const std::uint64_t seed : {1, 2}) {
+    c.seed = seed;
+    wanted.push_back(forward(c, true));
+  }
+  for (int i = 0; i < 10; ++i) {
+    for (const Call& want : wanted) EXPECT_EQ(forward(want.spec, true).out.raw(), want.out.raw());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Inputs, QuantizedInputInPlace,
-                         testing::Combine(testing::Values(64, 96, 128, 192, 256), testing::Bool(),
+                         testing::Combine(testing::Values(64, 96, 128, 160, 192, 224, 256), testing::Bool(),
                                           testing::Bool()));
 
 /// 16-bit queries on 8-bit keys and values: the result on what the quantized values stand for, bit for bit.

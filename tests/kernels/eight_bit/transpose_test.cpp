@@ -209,5 +209,18 @@ TEST(TransposedValues, StripsOfSixtyFourColumns) {
                                            [](Call&) {});
 }
 
+/// The last strip has half of the columns, and of many keys few are seen: the others' blocks are not
+/// transposed.
+TEST(TransposedValues, BlocksThatNoQuerySees) {
+  constexpr EightBitConfig config{.tiling = {.head_dim_qk = 160, .head_dim_v = 160},
+                                  .mask = {.local = true, .varlen = true},
+                                  .slices = 1,
+                                  .linear_exp2 = true,
+                                  .schedule = {.dynamic = true, .overlap = false, .pingpong = false}};
+  Case c = with(case_of(config, 160, 160), {.batch = 4, .seqlen_q = 30, .seqlen_k = 520});
+  change(c, {.used_k = {520, 0, 29, 400}, .window_left = 60});
+  check<config, arranged(160, 160, true)>(widest_eight_bit(), c, Granularity::block, negate_one_of_each);
+}
+
 }  // namespace
 }  // namespace tandem::kernel_tests

@@ -166,7 +166,7 @@ struct EightBitLoader {
     ptx::fence_async_global();
   }
   TANDEM_DEVICE void load_transposed_v(int b) {
-    const i64 number = value_block(p, t.index.batch, tile::key_head(p.forward, t.index), t.index.begin_k, b);
+    const int number = value_block(p, t.index.batch, tile::key_head(p.forward, t.index), t.index.begin_k, b);
     wait_transposed(number, b);
     ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
     ptx::bulk_load(shared.v[v_at.stage].data,

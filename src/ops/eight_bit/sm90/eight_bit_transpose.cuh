@@ -37,8 +37,8 @@ struct ValueTransposer {
   const int warp;  ///< number among those that transpose
   const int lane;
   u32 phase = 0;
-  int first = 0;   ///< sequence of lane 0
-  int before = 0;  ///< units of the sequences before it
+  int first_sequence = 0;  ///< of lane 0
+  int units_before = 0;    ///< of the sequences before it
 
   TANDEM_DEVICE ValueTransposer(const EightBitParams& params, Shared& s, int warp_)
       : p(params), shared(s), warp(warp_), lane(static_cast<int>(ptx::thread_index()) % warp_size) {}
@@ -79,23 +79,28 @@ struct ValueTransposer {
       batch = each == 0 ? p.forward.batch : number / each;
       number -= batch * each;
       return batch < p.forward.batch;
+    } else {
+      return locate_among_lengths(number, batch);
     }
-    for (; first < p.forward.batch; first += warp_size) {
-      const int units = first + lane < p.forward.batch ? units_of(sequence(first + lane)) : 0;
+  }
+  TANDEM_DEVICE bool locate_among_lengths(int& number, int& batch) {
+    for (; first_sequence < p.forward.batch; first_sequence += warp_size) {
+      const int own = first_sequence + lane;
+      const int units = own < p.forward.batch ? units_of(sequence(own)) : 0;
       int through = units;
 #pragma unroll
       for (int d = 1; d < warp_size; d *= 2) {
         const int lower = static_cast<int>(ptx::shuffle_up(static_cast<u32>(through), d));
         if (lane >= d) through += lower;
       }
-      const u32 beyond = ptx::ballot(before + through > number);
+      const u32 beyond = ptx::ballot(units_before + through > number);
       if (beyond != 0) {
         const int owner = ptx::find_first_set(beyond);
-        batch = first + owner;
-        number -= before + static_cast<int>(ptx::shuffle(static_cast<u32>(through - units), owner));
+        batch = first_sequence + owner;
+        number -= units_before + static_cast<int>(ptx::shuffle(static_cast<u32>(through - units), owner));
         return true;
       }
-      before += static_cast<int>(ptx::shuffle(static_cast<u32>(through), warp_size - 1));
+      units_before += static_cast<int>(ptx::shuffle(static_cast<u32>(through), warp_size - 1));
     }
     return false;
   }
@@ -181,8 +186,8 @@ struct ValueTransposer {
   }
   TANDEM_DEVICE void store(const Unit& u) const {
     if (lane != 0) return;
-    const int first = u.block * C.tiling.head_dim_v + u.strip * value_strip_columns;
-    ptx::bulk_store(p.transposed.data + static_cast<i64>(first) * quant_block, columns().data,
+    const int channel = u.block * C.tiling.head_dim_v + u.strip * value_strip_columns;
+    ptx::bulk_store(p.transposed.data + static_cast<i64>(channel) * quant_block, columns().data,
                     static_cast<u32>(u.channels() * quant_block));
     ptx::tma_store_commit();
   }
