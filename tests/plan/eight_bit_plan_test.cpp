@@ -74,32 +74,32 @@ TEST(EightBitPlan, ReadsQuantizedValuesWhereTheyAreIfTmaCan) {
     for (const bool causal : {false, true}) {
       const EightBitConfig c = choose(quantized_problem(head_dim, causal));
       ASSERT_EQ(eight_bit_objection(c), "") << head_dim << " " << causal;
-      ASSERT_TRUE(c.transposes_v()) << head_dim << " " << causal;
+      ASSERT_TRUE(c.in_place) << head_dim << " " << causal;
     }
   }
-  const auto transposes = [](auto change) {
+  const auto in_place = [](auto change) {
     Problem p = quantized_problem(128, false);
     change(p);
-    return choose(p).transposes_v();
+    return choose(p).in_place;
   };
-  EXPECT_FALSE(transposes([](Problem& p) { p.v.row_stride = 264; }));
-  EXPECT_FALSE(transposes([](Problem& p) { p.q.data = static_cast<char*>(p.q.data) + 8; }));
-  EXPECT_FALSE(transposes([](Problem& p) { p.k_scale.group = ScaleGroup::row; }));
-  EXPECT_FALSE(transposes([](Problem& p) { p.q.dtype = p.k.dtype = p.v.dtype = DType::s8; }));
-  EXPECT_TRUE(transposes([](Problem& p) { p.k_scale.group = ScaleGroup::block; }));
-  // Where many tiles of queries would transpose V again it is arranged once; Q and K are read where they are.
-  Problem many = quantized_problem(128, false);
-  many.rows_q = many.rows_k = 16384;
-  EXPECT_FALSE(choose(many).transposes_v());
-  EXPECT_TRUE(choose(many).in_place());
-  many.v.row_stride = 264;
-  EXPECT_TRUE(choose(many).in_place());
-  many.k.row_stride = 264;
-  EXPECT_FALSE(choose(many).in_place());
-  EXPECT_TRUE(transposes([](Problem& p) {
-    p.rows_q = 1;
-    p.rows_k = 16384;
-  }));
+  EXPECT_FALSE(in_place([](Problem& p) { p.v.row_stride = 264; }));
+  EXPECT_FALSE(in_place([](Problem& p) { p.q.data = static_cast<char*>(p.q.data) + 8; }));
+  EXPECT_FALSE(in_place([](Problem& p) { p.k_scale.group = ScaleGroup::row; }));
+  EXPECT_FALSE(in_place([](Problem& p) { p.q.dtype = p.k.dtype = p.v.dtype = DType::s8; }));
+  EXPECT_TRUE(in_place([](Problem& p) { p.k_scale.group = ScaleGroup::block; }));
+}
+
+/// Strips of V take shared memory, of which K and V then have one buffer less.
+TEST(EightBitPlan, ReadsWideKeysInPlaceWithFewerStages) {
+  Problem p = quantized_problem(256, true);
+  p.head_dim_v = 128;
+  p.window_left = 100;
+  const EightBitConfig c = choose(p);
+  EXPECT_TRUE(c.in_place);
+  EXPECT_EQ(c.stages, 2);
+  p.v.row_stride = 264;
+  EXPECT_FALSE(choose(p).in_place);
+  EXPECT_EQ(choose(p).stages, 3);
 }
 
 TEST(EightBitPlan, CapsScoresWhereAskedTo) {
@@ -155,12 +155,12 @@ TEST(EightBitPlan, ObjectionsNameTheRule) {
             }),
             "linear_exp2 takes P in e4m3 and scales of V by block");
   EXPECT_EQ(objection([](EightBitConfig& c) {
-              c.arranged = Arranged::none;
+              c.in_place = true;
               c.rotated_v = true;
             }),
-            "V that is transposed in shared memory is not rotated");
+            "V that the kernel transposes is not rotated");
   EXPECT_EQ(objection([](EightBitConfig& c) {
-              c.arranged = Arranged::values;
+              c.in_place = true;
               c.row_scales = true;
             }),
             "values in place are e4m3, with scales by block or larger: others are arranged before");

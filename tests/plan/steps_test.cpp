@@ -245,6 +245,10 @@ TEST(Steps, EightBitsAreMadeAndThenAttended) {
   EXPECT_EQ(steps.list.all()[1].grid, 2U * (8 + 2 + 2) * 3);
   EXPECT_EQ(steps.workspace.counter_bytes(), 4U + 4 * 2 * 2);  // tiles, then sums by (batch, KV head)
   args.q.dtype = args.k.dtype = args.v.dtype = DType::e4m3;
+  const gpu::Steps in_place = steps_of(args);
+  EXPECT_EQ(kernels_of(in_place), Kernels{"eight_bit_forward"});
+  // Tiles and claims, then finished strips by (batch, KV head), and by these and block.
+  EXPECT_EQ(in_place.workspace.counter_bytes(), 4U * (2 + 2 * 2 + 2 * 2 * 3));
   args.k.stride[1] += 8;  // TMA cannot read it
   EXPECT_EQ(kernels_of(steps_of(args)), (Kernels{"arrange_quantized", "eight_bit_forward"}));
 }
