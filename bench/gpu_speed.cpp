@@ -19,7 +19,7 @@
 //                          precision=fp8 strict=0 (forward) times the call with the quantiser in it;
 //   problem pass=quantize precision=fp8 ...  the quantiser alone -> {"bytes": read and written, ...}
 //                          quantized=1: q, k and v are 8-bit already; the same pass arranges all of them
-//                          (in a whole call arranged=1 arranges V alone, arranged=2 nothing)
+//                          (in a whole call in_place=0 arranges them, in_place=1 reads e4m3 where it is)
 //   problem pass=quantized precision=fp8 ... the 8-bit attention kernel alone
 //   round MILLISECONDS     runs for about that long -> {"us": mean time of a call, "calls": n}
 //
