@@ -148,8 +148,7 @@ TEST_P(ShippedEightBit, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
   each(shipped_eight_bit_configs(), [](const EightBitConfig& config) {
     ASSERT_EQ(eight_bit_objection(config), "");
     expect_fast(kernels::eight_bit_forward.name(config), eight_bit_local_bytes_allowed(config));
-    EightBitConfig in_place = config;  // quantized values of the caller's, which are not in the set
-    in_place.in_place = true;
+    const EightBitConfig in_place = eight_bit_in_place(config);  // not in the set
     if (!eight_bit_objection(in_place).empty()) return;
     expect_fast(kernels::eight_bit_forward.name(in_place), eight_bit_local_bytes_allowed(in_place));
   });

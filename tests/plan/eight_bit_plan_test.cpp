@@ -102,6 +102,18 @@ TEST(EightBitPlan, ReadsWideKeysInPlaceWithFewerStages) {
   EXPECT_EQ(choose(p).stages, 3);
 }
 
+/// Their CTAs transpose unlike shares of V, so that equal tiles do not take equal time.
+TEST(EightBitPlan, ReadsWideValuesInPlaceUnderTheDynamicScheduler) {
+  const auto dynamic = [](int head_dim, std::int64_t padding) {
+    Problem p = quantized_problem(head_dim, false);
+    p.v.row_stride += padding;
+    return choose(p).schedule.dynamic;
+  };
+  EXPECT_TRUE(dynamic(256, 0));
+  EXPECT_FALSE(dynamic(256, 8)) << "V is arranged before";
+  EXPECT_FALSE(dynamic(192, 0));
+}
+
 TEST(EightBitPlan, CapsScoresWhereAskedTo) {
   Problem p = problem(128, true);
   EXPECT_EQ(choose_eight_bit_config(CallFacts(p), int8_recipe).transform, ScoreTransform::raw);

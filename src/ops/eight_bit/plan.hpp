@@ -21,6 +21,9 @@ struct EightBitTileLine {
 /// The choice for a call with a precision, on Hopper.
 EightBitConfig choose_eight_bit_config(const CallFacts& facts, const Recipe& recipe);
 
+/// `config` for quantized values of the caller's that are read where they are.
+EightBitConfig eight_bit_in_place(EightBitConfig config);
+
 /// Why a Config cannot run; empty if it can.
 std::string eight_bit_objection(const EightBitConfig& config);
 
