@@ -181,9 +181,13 @@ std::string eight_bit_objection(const EightBitConfig& c) {
 
 int eight_bit_local_bytes_allowed(const EightBitConfig& c) {
   const bool int8 = c.pv == OperandType::s8;
-  const int signs = c.in_place && c.mask.causal && c.mask.varlen && c.tiling.head_dim_v <= 128 ? 12 : 0;
-  if (c.tiling.head_dim_v <= 64) return int8 || !c.mask.varlen ? 0 : (c.mask.causal ? 160 : 8) + signs;
-  if (!int8) return signs;
+  const bool fp8_varlen = !int8 && c.mask.varlen;
+  if (c.tiling.head_dim_v <= 64) {
+    const int causal = c.in_place ? 248 : 196;
+    return !fp8_varlen ? 0 : c.mask.causal ? causal : 8;
+  }
+  if (fp8_varlen && c.in_place && c.tiling.head_dim_v <= 128) return c.mask.causal ? 12 : 8;
+  if (!int8) return 0;
   if (c.tiling.head_dim_v <= 128) return !c.mask.causal ? 0 : c.mask.varlen ? 44 : 24;
   return c.mask.varlen ? 0 : 16;
 }

@@ -27,9 +27,10 @@ EightBitConfig eight_bit_in_place(EightBitConfig config);
 /// Why a Config cannot run; empty if it can.
 std::string eight_bit_objection(const EightBitConfig& config);
 
-/// Bytes of local memory that the kernel of a shipped Config may take: 0 but for fp8's varlen heads of 64,
-/// whose three warpgroups have 160 registers a thread, and int8's heads of 128 and 256. In narrower slices
-/// head dimension 256 takes none, and is a tenth slower.
+/// Bytes of local memory that the kernel of a shipped Config, or of one in place, may take: 0 but for fp8's
+/// varlen heads of 64, whose three warpgroups have 160 registers a thread, of 128 in place, where finding
+/// strips takes registers, and int8's heads of 128 and 256. In narrower slices head dimension 256 takes none,
+/// and is a tenth slower.
 int eight_bit_local_bytes_allowed(const EightBitConfig& config);
 
 /// Configs that are compiled into the library: every precision at the usual models' head dimensions, in bf16.

@@ -37,8 +37,8 @@ struct ValueTransposer {
   const int warp;  ///< number among those that transpose
   const int lane;
   u32 phase = 0;
-  int first_sequence = 0;  ///< of lane 0
-  int units_before = 0;    ///< of the sequences before it
+  int first_sequence = 0;  ///< lane 0 has
+  int units_before = 0;    ///< that sequences before it have
 
   TANDEM_DEVICE ValueTransposer(const EightBitParams& params, Shared& s, int warp_)
       : p(params), shared(s), warp(warp_), lane(static_cast<int>(ptx::thread_index()) % warp_size) {}
