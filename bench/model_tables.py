@@ -96,7 +96,7 @@ def goals(document: Document) -> list[str]:
             shown = ratio(share, goals=(1.0, goal))
             name = {"fa2": "FlashAttention-2"}.get(peer, peer)
             told.append(f"{what}: {shown} of {name}'s (goal {goal:.2f}: {outcome})")
-    text = f"Rates of a Llama of 4 layers in bf16 on an H200, {'; '.join(told).replace('; and:', ' and')}."
+    text = f"A Llama of 4 layers in bf16 on an H200 reaches, {'; '.join(told).replace('; and:', ' and')}."
     return textwrap.wrap(text, 110, break_on_hyphens=False, break_long_words=False)
 
 

@@ -80,9 +80,9 @@ struct AttentionOptions {
   /// that of the sequence cut off behind it.
   bool strict = false;
   /// What the products of a backward pass are computed in. `int8`: all five in s8, with the values and the
-  /// scales of a forward pass in int8, whose LSE it takes; docs/numerics.md has the recipe. It goes with
-  /// precision int8, without softcap and sinks, and on the CPU; other than that and `exact` is an error.
-  /// Forward takes it too, and is the same with it.
+  /// scales of a forward pass in int8, whose LSE it takes; docs/results/gradients-in-8-bits.md has the
+  /// recipe. It goes with precision int8, without softcap and sinks, and on the CPU; other than that and
+  /// `exact` is an error. Forward takes it too, and is the same with it.
   Precision backward_precision = Precision::exact;
   /// Forward: keys of a split, a multiple of 128; 0: off. Keys are then cut at its multiples, counted from
   /// the sequence's first key, and everything else that bits depend on follows from the model alone: heads,

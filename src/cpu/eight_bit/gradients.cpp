@@ -1,5 +1,6 @@
-// The backward pass in 8 bits (docs/numerics.md, Gradients in 8 bits): a KV head at a time, by tiles of 128
-// queries and 128 keys. Queries lie in columns, so that the scale of a key is that of a row of the tile.
+// The backward pass in 8 bits (docs/results/gradients-in-8-bits.md, The recipe): a KV head at a time, by
+// tiles of 128 queries and 128 keys. Queries lie in columns, so that the scale of a key is that of a row of
+// the tile.
 //
 //   S = Q K^T   P = exp(S - LSE)   dP = dO V^T   dS = P (dP - delta)
 //   dV += P^T dO   dK += dS^T Q   dQ += dS K
