@@ -54,7 +54,7 @@ def measure(rank: int, store: str, arguments: argparse.Namespace) -> None:
         (_comm.Waiting, "wait"),
         (_comm.Ranks, "exchange"),
         (_comm.Ranks, "shift"),
-        (_comm.Ranks, "ask"),
+        (_comm.Ranks, "gather_small"),
     ):
         setattr(owner, name, timed("communication", getattr(owner, name)))
     layout = Layout.zigzag(arguments.seqlen, arguments.ranks)

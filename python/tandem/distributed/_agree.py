@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import weakref
 from collections.abc import Iterator
 from typing import Any
-
-import torch
 
 from tandem import _call
 from tandem._errors import InvalidArgumentError
@@ -23,13 +20,8 @@ def options_of(call: _call.Call) -> dict[str, Any]:
     return {name: getattr(call, name) for name, _ in _call.KINDS if name not in _OWN}
 
 
-#: By groups: digests that all of their ranks have agreed on.
-_known: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
-_MOST_KNOWN = 100_000
-
-
 @contextlib.contextmanager
-def agreed(ranks: Ranks, call: str, device: torch.device, check: Any) -> Iterator[dict[str, Any]]:
+def agreed(ranks: Ranks, call: str, check: Any) -> Iterator[dict[str, Any]]:
     """A block that validates a rank's arguments of `call` and puts what has to be the same on every rank into
     this dictionary. An error in it waits until the other ranks have been told (`agree`)."""
     asked: dict[str, Any] = {"call": call}
@@ -38,53 +30,25 @@ def agreed(ranks: Ranks, call: str, device: torch.device, check: Any) -> Iterato
         yield asked
     except Exception as found:  # whatever it is, the other ranks wait to be told
         error = found
-    agree(ranks, asked, error, device, check)
+    agree(ranks, asked, error, check)
 
 
-def agree(
-    ranks: Ranks, asked: dict[str, Any], error: Exception | None, device: torch.device, check: bool
-) -> None:
+def agree(ranks: Ranks, asked: dict[str, Any], error: Exception | None, check: bool) -> None:
     """Raises on every rank where two ranks ask for different things, or one of them has found an error.
-
-    On a GPU, where launching is not waiting, ranks that have agreed on the same before are compared beside
-    the launches: `Ranks.settle` raises then, before the call returns.
 
     Args:
       asked: what has to be the same on every rank, by name.
       error: what this rank has found wrong with its own arguments.
-      device: that of its tensors.
       check: ask the other ranks; without, this rank's own error alone is raised.
     """
     if not check or ranks.size == 1:
         if error is not None:
             raise error
         return
-    digest = int.from_bytes(hashlib.sha256(repr(sorted(asked.items())).encode()).digest()[:7], "little")
-    answers = ranks.ask([int(error is not None), digest])
-    known = set() if ranks.levels is not None else _known.setdefault(ranks.group, set())
-
-    def settle() -> None:
-        numbers = answers()
-        if error is not None or any(each != numbers[0] for each in numbers):
-            known.discard(digest)
-            _tell(ranks, asked, error)
-        if len(known) > _MOST_KNOWN:
-            known.clear()
-        known.add(digest)
-
-    if digest in known and error is None and _launches(device):
-        ranks.unsettled.append(settle)
-    else:
-        settle()
-
-
-def _launches(device: torch.device) -> bool:
-    """Whether kernels and messages of this device run after the host has launched them."""
-    return device.type != "cpu"
-
-
-def _tell(ranks: Ranks, asked: dict[str, Any], error: Exception | None) -> None:
-    """Raises what differs, or what a rank has found, on every rank."""
+    digest = hashlib.sha256(repr(sorted(asked.items())).encode()).digest()
+    own = [int(error is not None), int.from_bytes(digest[:7], "little")]
+    if all(numbers == own for numbers in ranks.gather_small(own)) and error is None:
+        return
     told = ranks.gather_objects((None if error is None else str(error), asked))
     if error is not None:
         raise error

@@ -73,11 +73,9 @@ def context_parallel_attention(
         not taken are an error that says so. Some mean more here:
       deterministic: gradients are the same bits in every run, in whatever order messages arrive. So they are
         under ``torch.use_deterministic_algorithms``.
-      check: compare the arguments of all ranks: an exchange of 16 bytes between hosts, over gloo, before
-        anything else is sent. On GPUs a call that the ranks have agreed on before is launched meanwhile, and
-        an error raised before it returns; kernels may then wait for messages that do not come. On by
-        default; it has to be the same on every rank. Without it ranks that disagree wait for one another
-        until the group's time-out, or worse.
+      check: compare the arguments of all ranks before anything else is sent: an exchange of 16 bytes between
+        hosts, over gloo. On by default; it has to be the same on every rank. Without it ranks that disagree
+        wait for one another until the group's time-out, or worse.
       dropout_p, dropout_seed, dropout_offset: the same entries are kept. Without a seed all ranks take one
         that the first rank draws of PyTorch's random numbers.
       sm_limit: NCCL's kernels have the other SMs from the start, instead of once a tile ends.
@@ -89,8 +87,8 @@ def context_parallel_attention(
       The result of the rank's rows, with ``return_lse`` a pair of it and the LSE.
 
     Raises:
-      TandemError: on every rank where one of them has passed something wrong or two disagree (with
-        ``check``). ExecutionError where a rank has died or takes longer than the group's
+      TandemError: on every rank where one of them has passed something wrong or two disagree, before tensors
+        are sent (with ``check``). ExecutionError where a rank has died or takes longer than the group's
         time-out, with backends that wait for messages on the host, as gloo does; of NCCL the watchdog ends
         the process.
 
@@ -120,7 +118,6 @@ def _run(asked: Asked, group: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor
     q, k, v = (t.unsqueeze(0) if packed else t for t in tensors)
     attend: Any = _Attention.apply
     out, lse = attend(job, chosen, q, k, v, sink, *(() if pairs is None else pairs.captured))
-    job.ranks.settle()
     # The gradient of squeeze is a view, that of an index a copy into zeros.
     return tuple(t.squeeze(0) if packed else t for t in (out, lse))
 

@@ -50,7 +50,7 @@ def begin(
     or two disagree. ``followed``: whether gradients are wanted, where the tensors don't tell."""
     device = getattr(q, "device", torch.device("cpu"))
     hosts = ranks.hosts()  # before anything can be wrong: the other ranks ask too
-    with _agree.agreed(ranks, "context_parallel_attention", device, asked.call.check) as same:
+    with _agree.agreed(ranks, "context_parallel_attention", asked.call.check) as same:
         same |= _validate(ranks, asked, q, k, v, sink)
         four = [t.unsqueeze(0) if asked.layout.packed else t for t in _derivatives.autocast(q, k, v)]
         options = _options(asked, four[0])
@@ -89,9 +89,8 @@ def _seeded(options: _parts.Options, ranks: Ranks) -> _parts.Options:
     """The options with a seed of dropout, where there is none that of the first rank: one more exchange."""
     if options.call.dropout_p == 0 or options.call.dropout_seed is not None:
         return options
-    ranks.settle()  # ranks that disagree do not come to the next exchange
     own = int(torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device="cpu"))
-    seed = ranks.ask([own])()[0][0]
+    seed = ranks.gather_small([own])[0][0]
     return replace(options, call=replace(options.call, dropout_seed=seed))
 
 

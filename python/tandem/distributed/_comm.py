@@ -7,7 +7,7 @@ import pickle
 import platform
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,6 @@ class Ranks:
     rank: int
     size: int
     levels: tuple[Ranks, Ranks] | None = None
-    #: What is left to do when the kernels and messages of a call are launched (`settle`).
-    unsettled: list[Callable[[], None]] = field(default_factory=list, compare=False, repr=False)
 
     @classmethod
     def of(cls, group: Any) -> Ranks:
@@ -122,23 +120,23 @@ class Ranks:
         across, within = self.levels or (self, self)
         known = _hosts.setdefault(within.group, weakref.WeakKeyDictionary())
         if across.group not in known:
-            known[across.group] = tuple(numbers[0] for numbers in self.ask([host()])())
+            known[across.group] = tuple(numbers[0] for numbers in self.gather_small([host()]))
         return known[across.group]
 
-    def ask(self, numbers: Sequence[int]) -> Callable[[], list[list[int]]]:
-        """Begins to exchange these int64 numbers over the host, so that no stream waits. What it returns
-        gives those of every rank."""
+    def gather_small(self, numbers: Sequence[int]) -> list[list[int]]:
+        """These int64 numbers of every rank. They go between hosts, so that no stream waits."""
         if self.levels is not None:
             across, within = self.levels
-            of_node = [number for each in within.ask(numbers)() for number in each]
-            flat = [number for node in across.ask(of_node)() for number in node]
-            found = [flat[i : i + len(numbers)] for i in range(0, len(flat), len(numbers))]
-            return lambda: found
-        what, group = "comparing arguments", self._host_group()
+            of_node = [number for each in within.gather_small(numbers) for number in each]
+            flat = [number for node in across.gather_small(of_node) for number in node]
+            return [flat[i : i + len(numbers)] for i in range(0, len(flat), len(numbers))]
+        if self.size == 1:
+            return [list(numbers)]
+        group = self._host_group()
         own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
-        into = [torch.empty_like(own) for _ in range(self.size)]
-        work = _guarded(what, lambda: group.allgather([into], [own]))
-        return lambda: [t.tolist() for t in Waiting([work], into, own, what).wait()]
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        _guarded("comparing arguments", lambda: group.allgather([found], [own]).wait())
+        return [t.tolist() for t in found]
 
     def _host_group(self) -> Any:
         """The group, if it sends from the host; or one of gloo beside it, made of its store in the first call
@@ -147,23 +145,21 @@ class Ranks:
             return self.group
         if self.group not in _on_host:
             of_group: Any = vars(distributed_c10d)["_get_process_group_store"]
-            store = distributed_c10d.PrefixStore("tandem", of_group(self.group))
+            # Some releases give the stores of groups side by side in a mesh one prefix.
+            members = "_".join(map(str, dist.get_process_group_ranks(self.group)))
+            store = distributed_c10d.PrefixStore(f"tandem/{members}", of_group(self.group))
             make: Any = dist.ProcessGroupGloo
             _on_host[self.group] = _guarded(
-                "making a group of gloo", lambda: make(store, self.rank, self.size, _time_out(self.group))
+                "making a group of gloo between the hosts (GLOO_SOCKET_IFNAME names their network)",
+                lambda: make(store, self.rank, self.size, _time_out(self.group)),
             )
         return _on_host[self.group]
-
-    def settle(self) -> None:
-        """The end of a call whose kernels and messages are launched: what was left until then."""
-        while self.unsettled:
-            self.unsettled.pop(0)()
 
     def gather_objects(self, value: Any) -> list[Any]:
         """This value of every rank; on errors alone, since it is slow."""
         data = pickle.dumps(value)
-        sizes = [size for (size,) in self.ask([len(data)])()]
-        found = self.ask(list(data.ljust(max(sizes), b"\0")))()
+        sizes = [size for (size,) in self.gather_small([len(data)])]
+        found = self.gather_small(list(data.ljust(max(sizes), b"\0")))
         return [pickle.loads(bytes(each)) for each in found]
 
     def exchange(
@@ -248,8 +244,8 @@ def sends_from_host(devices: set[str]) -> bool:
 
 def _time_out(group: Any) -> timedelta:
     """How long ranks of the group wait for each other."""
-    options = group._get_backend(next(iter(group._device_types))).options
-    found: timedelta = options._timeout
+    backend = group._get_backend(next(iter(group._device_types)))
+    found: timedelta = getattr(getattr(backend, "options", None), "_timeout", timedelta(minutes=30))
     return found
 
 

@@ -104,15 +104,13 @@ def context_parallel_decode(
 def _decode(asked: _Asked, ranks: Ranks, return_lse: Any) -> Any:
     """`context_parallel_decode`."""
     check = asked.call.check
-    device = getattr(asked.q, "device", torch.device("cpu"))
-    with _agree.agreed(ranks, "context_parallel_decode", device, check) as same:
+    with _agree.agreed(ranks, "context_parallel_decode", check) as same:
         return_lse, check = _call.flag("return_lse", return_lse), _call.flag("check", check)
         same |= _validate(ranks, asked, check)
         # Before ranks are compared, so that what only the call itself can find wrong is told to all.
         out, lse = _of_rank(ranks.rank, asked)
     outs, lses = _of_all(ranks, out, lse)
     merged, whole_lse = _cache.merge(outs, lses, out_dtype=asked.q.dtype)
-    ranks.settle()
     return (merged, whole_lse) if return_lse else merged
 
 

@@ -90,7 +90,6 @@ def _forward(
     job, chosen = begin(asked, _ranks(groups), q, k, v, sink, gradients)
     q, k, v = _four(layout, q, k, v)
     result = forward(chosen, job, q, k, v, sink)
-    job.ranks.settle()
     out, lse = (t.squeeze(0) if layout.packed else t for t in (result.out, result.lse))
     return out, lse, torch.tensor(STRATEGIES.index(chosen))
 

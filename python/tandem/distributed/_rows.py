@@ -30,18 +30,15 @@ def gather(
       TandemError: as `context_parallel_attention` does, before rows are sent.
     """
     ranks = Ranks.of(group)
-    device = getattr(x, "device", torch.device("cpu"))
     ranks.hosts()
-    with _agree.agreed(ranks, "gather", device, check) as same:
+    with _agree.agreed(ranks, "gather", check) as same:
         _call.flag("check", check)
         same |= _validate(ranks, layout, x, dim)
     dim = same["dim"]
     rows = [layout.rows(r) for r in range(ranks.size)]
     came = ranks.gather_rows(x.detach().movedim(dim, 0), rows)
     shards = torch.split(came, rows)
-    whole = layout.unshard([shard.movedim(0, dim) for shard in shards], dim)
-    ranks.settle()
-    return whole
+    return layout.unshard([shard.movedim(0, dim) for shard in shards], dim)
 
 
 def _validate(ranks: Ranks, layout: Any, x: Any, dim: Any) -> dict[str, Any]:

@@ -81,10 +81,8 @@ class _Hook:
         if len(args) > 1:
             raise InvalidArgumentError("pass what the model is given by name, all but input_ids")
         given = {**given, **({"input_ids": args[0]} if args else {})}
-        found = [given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None]
-        device = found[0].device if found else torch.device("cpu")
         ranks.hosts()
-        with agreed(ranks, "a model of Transformers", device, self.check) as same:
+        with agreed(ranks, "a model of Transformers", self.check) as same:
             layout = self.layout_of(given, ranks)
             divided = _divided(model, given, layout, ranks)
             same |= {
@@ -92,7 +90,6 @@ class _Hook:
                 "batch": _digest(given) if self.check else "",
             }
             divided["context_parallel"] = Divided(layout, self.group, self.strategy)
-        ranks.settle()
         return (), divided
 
     def layout_of(self, given: dict[str, Any], ranks: Ranks | None = None) -> Layout:
