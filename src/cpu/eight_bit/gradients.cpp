@@ -129,7 +129,11 @@ void add_to_queries(const Head& h, const Tile& t) {
   add_rows(m.product, m.ds_q_scale, m.qk_columns, m.dq);
 }
 
-void run_queries(const Head& h, std::int64_t head, std::int64_t first) {
+bool stops(Stop* stop) {
+  return stop != nullptr && stop->wanted();
+}
+
+void run_queries(const Head& h, std::int64_t head, std::int64_t first, Stop* stop) {
   const Memory& m = h.m;
   const std::int64_t count = std::min(tile_rows, h.queries.used - first);
   stage_queries(h, head, first, count);
@@ -137,6 +141,7 @@ void run_queries(const Head& h, std::int64_t head, std::int64_t first) {
   const std::int64_t begin = visible_keys(window, first, h.queries.used, h.keys.used).first;
   const std::int64_t end = visible_keys(window, first + count - 1, h.queries.used, h.keys.used).last;
   for (std::int64_t key = begin / tile_rows * tile_rows; key < end; key += tile_rows) {
+    if (stops(stop)) return;
     const Tile tile{.first_query = first,
                     .queries = count,
                     .first_key = key,
@@ -156,6 +161,7 @@ void run_queries(const Head& h, std::int64_t head, std::int64_t first) {
 }
 
 void run_head(const Head& h, Stop* stop) {
+  if (stops(stop)) return;
   const Memory& m = h.m;
   quantize_keys(h);
   const std::int64_t rows = whole_blocks(h.keys.used);
@@ -163,10 +169,10 @@ void run_head(const Head& h, Stop* stop) {
   std::memset(m.dv, 0, static_cast<std::size_t>(rows * m.v_columns) * sizeof(float));
   for (std::int64_t head = h.kv_head * h.p.group(); head < (h.kv_head + 1) * h.p.group(); ++head) {
     for (std::int64_t first = 0; first < h.queries.used; first += tile_rows) {
-      if (stop != nullptr && stop->wanted()) return;
-      run_queries(h, head, first);
+      run_queries(h, head, first, stop);
     }
   }
+  if (stops(stop)) return;
   for (std::int64_t i = 0; i < h.keys.used; ++i) {
     const std::int64_t row = h.keys.begin + i;
     if (h.p.dk.given())
