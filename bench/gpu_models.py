@@ -262,7 +262,7 @@ class Contender:
         self.counter = harness.energy_meter(self.device == "cuda")[1]
         self.round(0)
         self.calls = max(1, round(seconds / self.round(0)[0]))
-        self.joules, self.runs = 0.0, 0
+        self.joules, self.peak, self.runs = 0.0, 0, 0
 
     def round(self, _milliseconds: float) -> list[float]:
         """Seconds of a call."""
@@ -371,9 +371,14 @@ def main() -> int:
         "transformers": transformers.__version__,
         "energy": harness.energy_meter(args.device == "cuda")[0],
         "rounds": args.rounds,
-        "rows": json.loads(args.resume.read_text())["rows"] if args.resume else [],
+        "rows": [],
         "failed": {},
     }
+    if args.resume:
+        earlier = json.loads(args.resume.read_text())
+        if any(earlier[name] != document[name] for name in ("device", "torch", "transformers")):
+            raise SystemExit(f"bench: {args.resume} is of another device or release; start anew")
+        document["rows"] = earlier["rows"]
     print(", ".join(str(document[name]) for name in ("device", "torch", "transformers", "commit", "energy")))
     done = [{name: row[name] for name in asdict(ROWS[0])} for row in document["rows"]]
     for row in map(shrunk, ROWS) if args.small else ROWS:
