@@ -12,6 +12,7 @@
 
 namespace tandem::cpu {
 
+// Functions with clones are static or in an unnamed namespace: GCC exports the resolvers of others.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
 #define TANDEM_WIDE_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
@@ -37,7 +38,7 @@ using LanesInMemory =
 }
 
 /// c = a b, of quant_block rows; a[i][n] is a[i * row + n * depth_step].
-TANDEM_WIDE_CLONES inline void multiply_whole(const float* a, std::int64_t row, std::int64_t depth_step,
+TANDEM_WIDE_CLONES static void multiply_whole(const float* a, std::int64_t row, std::int64_t depth_step,
                                               const float* b, std::int64_t columns, std::int64_t depth,
                                               float* c) {
   constexpr std::int64_t rows = 8;
@@ -95,7 +96,7 @@ inline GroupScale group_scale(float largest, bool finite, float limit) {
 
 /// Rounds quant_block numbers x * factor, and returns their scale. Zeros, which hidden pairs have, stay zeros
 /// whatever their factor.
-TANDEM_WIDE_CLONES inline float round_line(const float* x, const float* factor, float limit, float* rounded) {
+TANDEM_WIDE_CLONES static float round_line(const float* x, const float* factor, float limit, float* rounded) {
   constexpr int lanes = 16;
   float scaled[quant_block];
   float largest_of[lanes] = {};
