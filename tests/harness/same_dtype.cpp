@@ -6,8 +6,8 @@
 #include <limits>
 #include <optional>
 
+#include "cpu/common/vector_clones.hpp"
 #include "cpu/reference/function.hpp"
-#include "cpu/reference/vector_clones.hpp"
 #include "element.hpp"
 
 namespace tandem::harness {

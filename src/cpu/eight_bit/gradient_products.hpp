@@ -8,16 +8,10 @@
 #include <cstring>
 #include <limits>
 
+#include "cpu/common/vector_clones.hpp"
 #include "problem/recipe.hpp"
 
 namespace tandem::cpu {
-
-// Functions with clones are static or in an unnamed namespace: GCC exports the resolvers of others.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
-#define TANDEM_WIDE_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define TANDEM_WIDE_CLONES
-#endif
 
 /// Columns are computed so many at a time: rows of second operands and of results are whole ones.
 constexpr std::int64_t gradient_columns = 16;

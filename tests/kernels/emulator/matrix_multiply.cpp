@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "cpu/reference/vector_clones.hpp"
+#include "cpu/common/vector_clones.hpp"
 #include "operand.hpp"
 #include "problem/recipe.hpp"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <span>
 
-#include "cpu/reference/vector_clones.hpp"
+#include "cpu/common/vector_clones.hpp"
 
 namespace tandem::emulator {
 
