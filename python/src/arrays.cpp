@@ -143,7 +143,10 @@ void one_dimension_at_least(Tensor& t) {
   t.stride[0] = 1;
 }
 
-std::optional<Tensor> exchanged(nb::handle array) {
+namespace {
+
+/// As exchanged(), of any tensor whose numbers have the sign that is in memory.
+std::optional<Tensor> viewed(nb::handle array) {
   const Exchange* exchange = torch().exchange;
   if (exchange == nullptr || !torch().reads(array)) return {};
   dlpack::dltensor view;
@@ -158,9 +161,6 @@ std::optional<Tensor> exchanged(nb::handle array) {
       static_cast<std::size_t>(view.ndim) > t.shape.size()) {
     return {};
   }
-  // What DLPack has no word for: numbers that are to be negated as they are read, such as the imaginary part
-  // of a conjugate, in any dtype (torch._neg_view).
-  if (is_true(array.attr(names().is_neg)())) return {};
   t.dtype = *dtype;
   t.rank = view.ndim;
   t.data = static_cast<char*>(view.data) + view.byte_offset;
@@ -169,6 +169,20 @@ std::optional<Tensor> exchanged(nb::handle array) {
   one_dimension_at_least(t);
   if (cuda) t.device = {.kind = Device::Kind::cuda, .index = view.device.device_id};
   return t;
+}
+
+}  // namespace
+
+std::optional<Tensor> exchanged(nb::handle array) {
+  std::optional<Tensor> t = viewed(array);
+  // What DLPack has no word for: numbers that are to be negated as they are read, such as the imaginary part
+  // of a conjugate, in any dtype (torch._neg_view).
+  if (t && is_true(array.attr(names().is_neg)())) return {};
+  return t;
+}
+
+Tensor memory_of(const nb::object& made) {
+  return viewed(made).value();
 }
 
 bool requires_gradient(nb::handle tensor) {

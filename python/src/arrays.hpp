@@ -22,6 +22,9 @@ void know_torch(const nanobind::tuple& types, nanobind::handle strided, const na
 /// object, and without the exchange.
 std::optional<Tensor> exchanged(nanobind::handle array);
 
+/// The view of a tensor that made_like or results_beside made.
+Tensor memory_of(const nanobind::object& made);
+
 /// Makes an array without dimensions, as engines keep a scale, one of one element.
 void one_dimension_at_least(Tensor& t);
 

@@ -5,15 +5,12 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <optional>
 
-#include "api/call.hpp"
 #include "arrays.hpp"
 #include "fields.hpp"
 #include "options.hpp"
-#include "signals.hpp"
 #include "tandem/attention.hpp"
 #include "tandem/quantize.hpp"
 
@@ -73,33 +70,6 @@ Execution on_stream(Execution e, std::uintptr_t stream) {
   return e;
 }
 
-// Calls `work(execution)` without the GIL. A signal whose handler raises ends it with what that raised.
-template <typename F>
-void run_interruptible(Execution execution, F&& work) {
-  hear_signals(execution);
-  try {
-    const nb::gil_scoped_release unlocked;
-    work(execution);
-  } catch (const Error& error) {
-    if (error.status() == Status::interrupted && PyErr_Occurred() != nullptr) throw nb::python_error();
-    throw;
-  }
-}
-
-// Checks, plans and runs. Scratch memory of a call on a GPU comes from PyTorch where q does, and is kept
-// until the launch: what comes later on the stream may have the memory.
-template <typename Args>
-void run(nb::handle q, const Args& args, Execution execution) {
-  const Call call(args, execution, Memory::present);
-  nb::object scratch;
-  if (call.plan.backend == Device::Kind::cuda) {
-    scratch = scratch_beside(q, call.plan.workspace_bytes);
-    execution.workspace = address_of(scratch);
-    execution.workspace_bytes = execution.workspace != nullptr ? call.plan.workspace_bytes : 0;
-  }
-  run_interruptible(execution, [&call](const Execution& e) { tandem::run(call, e); });
-}
-
 void run_forward(const nb::tuple& tuple, const Options& options, std::uintptr_t stream) {
   Arrays arrays(tuple, forward_count);
   run(arrays.q(), forward_args(arrays, options), on_stream(options.execution, stream));
@@ -108,82 +78,6 @@ void run_forward(const nb::tuple& tuple, const Options& options, std::uintptr_t 
 void run_backward(const nb::tuple& tuple, const Options& options, std::uintptr_t stream) {
   Arrays arrays(tuple, backward_count);
   run(arrays.q(), backward_args(arrays, options), on_stream(options.execution, stream));
-}
-
-// Reads plain PyTorch tensors, in the order of `table`, out of `arrays` from `next` on; false where one of
-// them wants the long way.
-template <typename Args, typename Table>
-bool read_tensors(Args& args, const Table& table, const nb::tuple& arrays, std::size_t& next) {
-  for (const auto& [name, field] : table) {
-    const nb::handle array = arrays[next++];
-    if (array.is_none()) continue;
-    const std::optional<Tensor> t = exchanged(array);
-    if (!t) return false;
-    args.*field = *t;
-  }
-  return true;
-}
-
-// The quick way of a forward call: plain PyTorch tensors in, (out, lse or None, recorded) out. None where one
-// of them wants the long way: another type, rows that are not contiguous, float8. A call is recorded, and has
-// an LSE, where autograd is `recording` and follows q, k, v or the sink; None where such a call has no
-// gradients.
-nb::object run_tensors(const nb::tuple& inputs, const Options& options, bool return_lse, bool recording) {
-  if (inputs.size() != input_fields.size()) throw nb::value_error("a call has another number of inputs");
-  ForwardArgs args;
-  std::size_t next = 0;
-  if (!read_tensors(args, input_fields, inputs, next)) return nb::none();
-  if (inputs[0].is_none() || inputs[1].is_none() || inputs[2].is_none()) return nb::none();  // q, k or v
-  bool recorded = false;
-  if (recording) {
-    std::size_t last = 0, followed = 0;  // how many inputs there are up to the last one that is
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      if (inputs[i].is_none()) continue;
-      last = i + 1;
-      if (requires_gradient(inputs[i])) followed = i + 1;
-    }
-    recorded = followed > 0;
-    if (recorded && (followed > differentiable_inputs || last > inputs.size() - forward_only))
-      return nb::none();
-  }
-  const bool with_lse = return_lse || recorded;
-  const nb::handle q = inputs[0];
-  const Results results = results_beside(q, args, with_lse);
-  if (!results.out.is_valid()) return nb::none();
-  args.out = view_of("out", results.out, q, true);
-  if (with_lse) args.lse = view_of("lse", results.lse, q, true);
-  options.give(args, args.options);
-  Execution execution = options.execution;
-  execution.stream = current_stream(args.out);
-  run(q, args, execution);
-  return nb::make_tuple(results.out, with_lse ? results.lse : nb::none(), recorded);
-}
-
-// The quick way of a backward call: plain PyTorch tensors in, (dq, dk, dv, dsink) out, with None for those
-// that are not `needed`. None where one of the tensors wants the long way, as one whose rows are not
-// contiguous.
-nb::object run_backward_tensors(const nb::tuple& arrays, const Options& options, const nb::tuple& needed) {
-  if (arrays.size() != backward_count - backward_outputs.size() || needed.size() != backward_outputs.size()) {
-    throw nb::value_error("a backward call has another number of tensors");
-  }
-  BackwardArgs args;
-  std::size_t next = 0;
-  if (!read_tensors(args, input_fields, arrays, next) || !read_tensors(args, backward_inputs, arrays, next)) {
-    return nb::none();
-  }
-  if (!args.dout.given() || !has_dense_rows(args.dout) || !has_dense_rows(args.dlse)) return nb::none();
-  std::array<nb::object, backward_outputs.size()> made;
-  for (std::size_t i = 0; i < made.size(); ++i) {
-    made[i] = nb::none();
-    if (arrays[i].is_none() || needed[i].ptr() != Py_True) continue;
-    made[i] = made_like(arrays[i], args.*input_fields[i].second);
-    args.*backward_outputs[i].second = view_of("a gradient", made[i], arrays[0], true);
-  }
-  options.give(args, args.options);
-  Execution execution = options.execution;
-  execution.stream = current_stream(args.q);
-  run(arrays[0], args, execution);
-  return nb::make_tuple(made[0], made[1], made[2], made[3]);
 }
 
 // f(args, execution) of a call that is planned but not run.
@@ -204,11 +98,6 @@ nb::tuple names_of(const Tables&... tables) {
 void define_attention(nb::module_& m) {
   m.attr("FORWARD") = names_of(input_fields, forward_outputs);
   m.attr("BACKWARD") = names_of(input_fields, backward_inputs, backward_outputs);
-  m.def("know_torch", &know_torch, nb::arg("types"), nb::arg("strided"), nb::arg("dtypes"), nb::arg("bytes"),
-        nb::arg("empty_like"), nb::arg("exchange").none());
-  m.def("forward_tensors", &run_tensors, nb::arg("inputs"), nb::arg("options"), nb::arg("return_lse"),
-        nb::arg("recording"));
-  m.def("backward_tensors", &run_backward_tensors, nb::arg("arrays"), nb::arg("options"), nb::arg("needed"));
   m.def("forward", &run_forward, nb::arg("arrays"), nb::arg("options"), nb::arg("stream") = 0);
   m.def("backward", &run_backward, nb::arg("arrays"), nb::arg("options"), nb::arg("stream") = 0);
 }

@@ -22,6 +22,7 @@
 #include "tandem/log.hpp"
 #include "tandem/quantize.hpp"
 #include "tandem/stats.hpp"
+#include "torch_calls.hpp"
 
 namespace nb = nanobind;
 
@@ -185,6 +186,7 @@ NB_MODULE(_core, m) {
   py::define_enums(m);
   py::define_classes(m);
   py::define_calls(m);
+  py::define_torch_calls(m);
   py::define_cache(m);
   py::define_the_rest(m);
 }

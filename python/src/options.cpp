@@ -5,12 +5,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "fields.hpp"
 
@@ -82,6 +84,31 @@ Options make_options(const nb::tuple& values) {
   return options;
 }
 
+// The names of a tandem._call.Call's attributes and their defaults, which are mostly what a call has: those
+// are known by their identity.
+struct Known {
+  Options defaults;
+  std::vector<std::pair<PyObject*, PyObject*>> attributes;
+  nb::str functions = interned("functions"), parsed = interned("parsed"), options = interned("options");
+
+  static nb::str interned(const char* text) { return nb::steal<nb::str>(PyUnicode_InternFromString(text)); }
+};
+
+// What know_options made last. Earlier ones are kept: a thread may be reading one.
+std::atomic<const Known*> known = nullptr;
+
+void know_options(const nb::tuple& defaults) {
+  auto made = std::make_unique<Known>();
+  made->defaults = make_options(defaults);
+  std::size_t n = 0;
+  Options options;
+  each_option(options.attention, options.execution, [&](const char* name, auto&& /*place*/) {
+    made->attributes.emplace_back(Known::interned(name).release().ptr(),
+                                  nb::object(defaults[n++]).release().ptr());
+  });
+  known = made.release();
+}
+
 nb::tuple option_names() {
   Options options;
   nb::list names;
@@ -104,6 +131,23 @@ Functions parse(const std::optional<std::string>& score, const std::optional<std
 }
 
 }  // namespace
+
+Options options_of(nb::handle call) {
+  const Known& of_call = *known;
+  bool plain = true;
+  Options options = of_call.defaults;
+  std::size_t n = 0;
+  each_option(options.attention, options.execution, [&](const char* /*name*/, auto&& place) {
+    const auto& [name, value] = of_call.attributes[n++];
+    const nb::object given = nb::getattr(call, nb::handle(name));
+    if (given.ptr() != value && !read(given, place)) plain = false;
+  });
+  if (!plain || options.attention.dropout_p != 0 || options.execution.sm_limit != 0)
+    return nb::cast<Options>(call.attr(of_call.options)());
+  const nb::object functions = nb::getattr(call, of_call.functions);
+  if (!functions.is_none()) options.functions = nb::cast<Functions>(functions.attr(of_call.parsed)());
+  return options;
+}
 
 void Options::set_captured_gradients(const std::vector<std::optional<Tensor>>& gradients) {
   captured_gradients.clear();
@@ -134,6 +178,7 @@ void define_options(nb::module_& m) {
       .def("set_accumulate", &Options::set_accumulate, nb::arg("dq"), nb::arg("dk_dv"))
       .def_prop_ro("threads", [](const Options& options) { return options.execution.threads; });
   m.attr("OPTIONS") = option_names();
+  m.def("know_options", &know_options, nb::arg("defaults"));
 }
 
 }  // namespace tandem::python

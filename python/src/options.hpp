@@ -33,6 +33,9 @@ struct Options {
   void give(AttentionInputs& args, AttentionOptions& options) const;
 };
 
+/// The options of a tandem._call.Call, which validates those that are not Python's own values.
+Options options_of(nanobind::handle call);
+
 /// The class Options.
 void define_options(nanobind::module_& m);
 

@@ -55,13 +55,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def spied(name: str, real: Any) -> Any:
         def spy(*arguments: Any) -> Any:
             results = real(*arguments)
-            if name != "forward_tensors" or results is not None:  # else forward follows
-                made.append(name.partition("_")[0])
+            if name in ("forward", "backward") or results is not None:  # else forward follows
+                made.append("backward" if name == "backward" else "forward")
             return results
 
         return spy
 
-    for name in ("forward_tensors", "forward", "backward"):
+    for name in ("attend", "forward_tensors", "forward", "backward"):
         monkeypatch.setattr(tandem._core, name, spied(name, getattr(tandem._core, name)))
     return made
 

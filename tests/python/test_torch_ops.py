@@ -227,7 +227,8 @@ def test_checkpointing_gives_the_same_gradients() -> None:
             torch.testing.assert_close(t.grad, gradient)
 
 
-def test_use_deterministic_algorithms_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wish", [False, True])
+def test_use_deterministic_algorithms_is_obeyed(wish: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     real = _direct.backward
 
@@ -238,21 +239,21 @@ def test_use_deterministic_algorithms_is_obeyed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(_direct, "backward", spy)
     q, k, v = (t.requires_grad_() for t in qkv())
     before = torch.are_deterministic_algorithms_enabled()
-    for wish in (False, True):
-        torch.use_deterministic_algorithms(wish)
-        try:
-            tandem.attention(q, k, v).sum().backward()
-        finally:
-            torch.use_deterministic_algorithms(before)
-    assert seen == [False, True]
+    torch.use_deterministic_algorithms(wish)
+    try:
+        tandem.attention(q, k, v).sum().backward()  # of an expanded gradient, which is copied first
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert seen == [wish]
 
 
 @pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True)])
-@pytest.mark.parametrize("operator", [False, True])
+@pytest.mark.parametrize("way", ["record", "python", "operator"])
 def test_only_needed_gradients_are_computed(
-    wanted: tuple[bool, ...], operator: bool, monkeypatch: pytest.MonkeyPatch
+    wanted: tuple[bool, ...], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of inputs that require none are not even made; the others are as if all were."""
+    """Those of inputs that require none are not even made; the others are as if all were. A record makes
+    them without Python, but of an expanded gradient."""
 
     seen: list[tuple[bool, ...]] = []
     real, quick = _core.backward, _core.backward_tensors
@@ -269,20 +270,29 @@ def test_only_needed_gradients_are_computed(
 
     monkeypatch.setattr(_core, "backward", spy)
     monkeypatch.setattr(_core, "backward_tensors", quick_spy)
+    run = torch.compile(tandem.attention, backend="aot_eager") if way == "operator" else tandem.attention
     tensors = qkv()
-    everything = [t.clone().requires_grad_() for t in (*tensors, SINK)]
-    run = torch.compile(tandem.attention, backend="aot_eager") if operator else tandem.attention
-    expected = torch.autograd.grad(run(*everything[:3], sink=everything[3]).sum(), everything)
+
+    def differentiate(needed: tuple[bool, ...]) -> list[torch.Tensor]:
+        some = [t.clone().requires_grad_(n) for t, n in zip((*tensors, SINK), needed, strict=True)]
+        out = run(*some[:3], sink=some[3])
+        ones = torch.ones_like(out)
+        if way == "record":
+            with torch.no_grad():
+                seen.append(tuple(t is not None for t in out.grad_fn.apply(ones, None)[2:]))
+        out.backward(torch.ones(1).expand_as(out) if way == "python" else ones)
+        return some
+
+    expected = differentiate((True, True, True, True))
     assert seen.pop() == (True, True, True, True)
     for need_dsink in (False, True):
         needed = (*wanted, need_dsink)
-        some = [t.clone().requires_grad_(n) for t, n in zip((*tensors, SINK), needed, strict=True)]
-        run(*some[:3], sink=some[3]).sum().backward()
+        some = differentiate(needed)
         assert seen.pop() == needed and not seen
         for t, right, need in zip(some, expected, needed, strict=True):
             assert (t.grad is not None) == need
             if need:
-                assert torch.equal(t.grad, right)
+                assert torch.equal(t.grad, right.grad)
 
 
 def by_operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: Any = None) -> Any:

@@ -97,18 +97,20 @@ def run(
     out: Any = None,
 ) -> Any:
     """The result (`out`, where given), or it and the LSE. `chunk` is FlashAttention's attention_chunk."""
-    if _chunks.length(chunk) > 0:
+    # As one comparison or none, of what most calls leave out: functions called are what a call costs most.
+    if (type(chunk) is not int or chunk != 0) and _chunks.length(chunk) > 0:
         results = _run_in_chunks(call, q, k, v, sink, return_lse, _chunks.length(chunk))
         if out is None:
             return results
         return (out.copy_(results[0]), results[1]) if return_lse else out.copy_(results)
+    if sink is not None:
+        sink = plain(sink)
+    if out is None and call.functions is None and call.dropout_p == 0:
+        results = _record.quick(call, q, k, v, sink, return_lse)
+        if results is not None:
+            return results
     if _takes_fp8(call, q, k, v):
         call = replace(call, precision="fp8")
-    sink = plain(sink)
-    quick = out is None and not call.asks_pairs
-    results = _record.quick(call, q, k, v, sink, return_lse) if quick else None
-    if results is not None:
-        return results
     only_tensors(q=q, k=k, v=v)
     # FlashAttention copies tensors whose last dimension is not contiguous.
     q, k, v = gathered(q), gathered(k), gathered(v)

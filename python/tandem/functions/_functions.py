@@ -61,13 +61,17 @@ class Functions:
         self.place: tuple[_core.DeviceKind, int] | None = None
 
     def set(self, options: _core.Options) -> None:
+        options.functions = self.parsed()
+
+    def parsed(self) -> _core.Functions:
+        """As C++ has them."""
         layouts = []
         for array in self.arrays:
             layout = self.library.layout("an array that a function reads", _as_bytes(array))
             if self.place is not None:
                 layout = (0, *layout[1:4], *self.place)
             layouts.append(layout)
-        options.functions = _parsed(self.score, self.mask, tuple(layouts), self.differentiated)
+        return _parsed(self.score, self.mask, tuple(layouts), self.differentiated)
 
     def set_gradients(self, options: _core.Options, gradients: Sequence[Any]) -> None:
         """Has a backward call write the gradients of the arrays, None of those that are not wanted."""

@@ -19,16 +19,22 @@ PLAIN = (Tensor, torch.nn.Parameter)
 #: Whether a profiler sees what is called: operators, and nothing that goes past them.
 is_profiled: Any = torch._C._autograd._profiler_enabled
 
+_core.know_states(
+    (
+        (torch._C._len_torch_dispatch_stack, 0),
+        (torch._C._are_functorch_transforms_active, False),
+        (torch._C._get_tracing_state, None),
+    ),
+    forward_ad,
+    is_profiled,
+    torch.is_grad_enabled,
+    torch._C._get_deterministic_algorithms,
+)
+
 
 def is_watched() -> bool:
     """Whether a compiler, torch.jit.trace, forward mode, a mode or a transform follows what is called."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() != 0
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
-    )
+    return torch.compiler.is_compiling() or _core.is_followed()
 
 
 def is_possible(*tensors: Any, beside: Sequence[Any] = ()) -> bool:
@@ -59,9 +65,9 @@ def forward(
     """(out, lse), whoever follows the call."""
     if out is None and out_dtype is None:
         inputs = (q, k, v, sink, *call.metadata)
-        results = _core.forward_tensors(inputs, call.options(), bool(return_lse), False)
+        results = _core.forward_tensors(inputs, call.options(), bool(return_lse))
         if results is not None:
-            return results[:2]
+            return results
     return _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
 
 

@@ -19,29 +19,14 @@ class TandemAttention(torch.autograd.Function):
     """The `output` (out, lse) of a call that has run, and the gradients of q, k, v, sink and what the call's
     functions read. Profiles show the name."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        call: _call.Call,
-        output: tuple[Tensor, Tensor],
-        q: Any,
-        k: Any,
-        v: Any,
-        sink: Any,
-        *read: Any,
-    ) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)
-        # What functions read, too: PyTorch then notices where it is changed before the backward pass.
-        ctx.save_for_backward(q, k, v, sink, *output, *read, *call.metadata)
-        ctx.call = call
-        return output
+    forward = staticmethod(_core.record)
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, saved: Any = None) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad
         if dout is None and dlse is None:
             return (None,) * len(needed)
-        saved = ctx.saved_tensors  # once: each reading may recompute them
+        saved = saved or ctx.saved_tensors  # once: each reading may recompute them
         call: _call.Call = ctx.call  # its tensors are the saved ones, which no one has changed since
         if torch.are_deterministic_algorithms_enabled():
             call = replace(call, deterministic=True)
@@ -52,28 +37,23 @@ class TandemAttention(torch.autograd.Function):
         return (None, None, *_gradients(call, needed[2:], dout, dlse, *tensors))
 
 
-#: TandemAttention.apply where no transform of torch.func is active: without PyTorch's steps in Python.
-_apply: Any = super(torch.autograd.Function, TandemAttention).apply
+# What a record takes most of the time, without a step in Python: TandemAttention.apply where no transform of
+# torch.func is active, and the backward pass from the engine on.
+_core.know_record(super(torch.autograd.Function, TandemAttention).apply, TandemAttention.backward)
+_node: Any = TandemAttention
+_node._backward_cls.apply = _core.apply_backward
 
 
 def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool) -> Any:
     """The result, or it and the LSE; None where a profiler or what _direct.is_watched names has a part in the
     call, or a tensor is unusual."""
-    if _direct.is_watched() or _direct.is_profiled():
+    if torch.compiler.is_compiling():
         return None
     if torch._C._is_any_autocast_enabled():
         if not _direct.is_possible(q, k, v):
             return None
         q, k, v = _derivatives.autocast(q, k, v)
-    inputs, options = (q, k, v, sink, *call.metadata), call.options()
-    results = _core.forward_tensors(inputs, options, bool(return_lse), torch.is_grad_enabled())
-    if results is None:
-        return None
-    out, lse, recorded = results
-    if recorded:
-        read = () if call.functions is None else call.functions.arrays
-        out, lse = _apply(call, (out, lse), q, k, v, sink, *read)
-    return (out, lse) if return_lse else out
+    return _core.attend(call, q, k, v, sink, bool(return_lse))
 
 
 class Gradients(torch.autograd.Function):

@@ -1,0 +1,257 @@
+#include "torch_calls.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "arrays.hpp"
+#include "calls.hpp"
+#include "fields.hpp"
+#include "options.hpp"
+#include "torch_state.hpp"
+
+namespace nb = nanobind;
+
+namespace tandem::python {
+namespace {
+
+/// The tensors that a call reads, in the order of the tables; None stands for one that is not given.
+using Inputs = std::array<nb::handle, input_fields.size()>;
+using Gradients = std::array<nb::object, backward_outputs.size()>;
+
+/// Reads plain tensors; false where one of them wants the long way.
+template <typename Args, typename Table>
+bool read_tensors(Args& args, const Table& table, std::span<const nb::handle> arrays) {
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    if (arrays[i].is_none()) continue;
+    const std::optional<Tensor> t = exchanged(arrays[i]);
+    if (!t) return false;
+    args.*table[i].second = *t;
+  }
+  return true;
+}
+
+enum class Record : std::uint8_t { no, yes, impossible };
+
+/// Whether autograd is to record a call: where it follows q, k, v or the sink. Impossible where it follows
+/// others, or such a call has no gradients.
+Record record_of(const Inputs& inputs) {
+  std::size_t last = 0, followed = 0;  // how many inputs there are up to the last one that is
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].is_none()) continue;
+    last = i + 1;
+    if (requires_gradient(inputs[i])) followed = i + 1;
+  }
+  if (followed == 0) return Record::no;
+  const bool possible = followed <= differentiable_inputs && last <= inputs.size() - forward_only;
+  return possible ? Record::yes : Record::impossible;
+}
+
+struct Output {
+  Results results;
+  bool recorded = false;
+};
+
+/// The forward call. Nothing where one of the tensors wants the long way: another type, rows that are not
+/// contiguous, float8. Where it is to be recorded it has an LSE, too.
+std::optional<Output> attend(const Inputs& inputs, const Options& options, bool return_lse, bool recording) {
+  ForwardArgs args;
+  if (!read_tensors(args, input_fields, inputs)) return {};
+  if (inputs[0].is_none() || inputs[1].is_none() || inputs[2].is_none()) return {};  // q, k or v
+  const Record record = recording ? record_of(inputs) : Record::no;
+  if (record == Record::impossible) return {};
+  Output output;
+  output.recorded = record == Record::yes;
+  const bool with_lse = return_lse || output.recorded;
+  const nb::handle q = inputs[0];
+  output.results = results_beside(q, args, with_lse);
+  if (!output.results.out.is_valid()) return {};
+  args.out = memory_of(output.results.out);
+  if (with_lse) args.lse = memory_of(output.results.lse);
+  options.give(args, args.options);
+  Execution execution = options.execution;
+  execution.stream = current_stream(args.out);
+  run(q, args, execution);
+  return output;
+}
+
+/// The gradients of q, k, v and the sink, None of those that are not `needed`. `others`: out, lse, dout and
+/// dlse. Nothing where one of the tensors wants the long way, as one whose rows are not contiguous.
+std::optional<Gradients> differentiate(const Inputs& inputs,
+                                       const std::array<nb::handle, backward_inputs.size()>& others,
+                                       const Options& options, std::span<const nb::handle> needed) {
+  BackwardArgs args;
+  if (!read_tensors(args, input_fields, inputs) || !read_tensors(args, backward_inputs, others)) return {};
+  if (!args.dout.given() || !has_dense_rows(args.dout) || !has_dense_rows(args.dlse)) return {};
+  Gradients made;
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    made[i] = nb::none();
+    if (inputs[i].is_none() || needed[i].ptr() != Py_True) continue;
+    made[i] = made_like(inputs[i], args.*input_fields[i].second);
+    args.*backward_outputs[i].second = memory_of(made[i]);
+  }
+  options.give(args, args.options);
+  Execution execution = options.execution;
+  execution.stream = current_stream(args.q);
+  run(inputs[0], args, execution);
+  return made;
+}
+
+template <std::size_t count>
+std::array<nb::handle, count> handles_of(const nb::tuple& tuple, std::size_t first = 0) {
+  if (tuple.size() < first + count) throw nb::value_error("a call has another number of tensors");
+  std::array<nb::handle, count> handles;
+  for (std::size_t i = 0; i < count; ++i) handles[i] = tuple[first + i];
+  return handles;
+}
+
+nb::tuple tuple_of(std::span<const nb::handle> handles) {
+  nb::tuple tuple = nb::steal<nb::tuple>(PyTuple_New(static_cast<Py_ssize_t>(handles.size())));
+  for (std::size_t i = 0; i < handles.size(); ++i) {
+    PyTuple_SetItem(tuple.ptr(), static_cast<Py_ssize_t>(i), handles[i].inc_ref().ptr());
+  }
+  return tuple;
+}
+
+nb::object forward_tensors(const nb::tuple& inputs, const Options& options, bool return_lse) {
+  const auto output = attend(handles_of<input_fields.size()>(inputs), options, return_lse, false);
+  if (!output) return nb::none();
+  const auto& [out, lse] = output->results;
+  return nb::make_tuple(out, return_lse ? lse : nb::none());
+}
+
+nb::object backward_tensors(const nb::tuple& arrays, const Options& options, const nb::tuple& needed) {
+  const auto made = differentiate(handles_of<input_fields.size()>(arrays),
+                                  handles_of<backward_inputs.size()>(arrays, input_fields.size()), options,
+                                  handles_of<backward_outputs.size()>(needed));
+  if (!made) return nb::none();
+  return tuple_of(std::array<nb::handle, 4>{(*made)[0], (*made)[1], (*made)[2], (*made)[3]});
+}
+
+// A record of autograd's is a torch.autograd.Function whose `forward` and `backward` are here.
+
+struct Names {
+  nb::str metadata = interned("metadata"), functions = interned("functions"), arrays = interned("arrays"),
+          differentiated = interned("differentiated"), call = interned("call"), to_save = interned("to_save"),
+          materialize_grads = interned("materialize_grads"), saved_tensors = interned("saved_tensors"),
+          needs_input_grad = interned("needs_input_grad");
+
+  static nb::str interned(const char* text) { return nb::steal<nb::str>(PyUnicode_InternFromString(text)); }
+};
+
+const Names& names() {
+  static const auto* made = new Names;
+  return *made;
+}
+
+/// What know_record has made known, kept for ever.
+std::atomic<PyObject*> apply = nullptr, in_full = nullptr;
+
+Inputs inputs_of(nb::handle q, nb::handle k, nb::handle v, nb::handle sink, const nb::tuple& metadata) {
+  constexpr std::size_t count = input_fields.size() - differentiable_inputs;
+  Inputs inputs{q, k, v, sink};
+  const auto others = handles_of<count>(metadata);
+  std::copy(others.begin(), others.end(), inputs.begin() + differentiable_inputs);
+  return inputs;
+}
+
+nb::tuple metadata_of(nb::handle call) {
+  return nb::borrow<nb::tuple>(nb::getattr(call, names().metadata));
+}
+
+/// The arrays that a call's functions read.
+nb::args read_by(nb::handle functions) {
+  return nb::borrow<nb::args>(nb::tuple(nb::getattr(functions, names().arrays)));
+}
+
+/// The result, or it and the LSE, of a tandem._call.Call; None where PyTorch follows it otherwise than by
+/// autograd, or a tensor wants the long way.
+nb::object attend_and_record(nb::handle call, nb::handle q, nb::handle k, nb::handle v, nb::handle sink,
+                             bool return_lse) {
+  if (is_followed() || is_profiled()) return nb::none();
+  const Options options = options_of(call);
+  auto output = attend(inputs_of(q, k, v, sink, metadata_of(call)), options, return_lse, is_recording());
+  if (!output) return nb::none();
+  auto& [out, lse] = output->results;
+  if (output->recorded) {
+    const nb::object functions = nb::getattr(call, names().functions);
+    const nb::handle applied(apply);
+    const nb::object made = nb::make_tuple(out, lse);
+    const nb::object recorded = functions.is_none() ? applied(call, made, q, k, v, sink)
+                                                    : applied(call, made, q, k, v, sink, *read_by(functions));
+    out = recorded[0];
+    lse = recorded[1];
+  }
+  return return_lse ? nb::object(nb::make_tuple(out, lse)) : out;
+}
+
+/// As save_for_backward has it. What functions read is saved, too, and what the metadata are: PyTorch then
+/// notices where one is changed before the backward pass.
+nb::object record(nb::handle ctx, nb::handle call, nb::handle output, nb::handle q, nb::handle k,
+                  nb::handle v, nb::handle sink, const nb::args& read) {
+  const nb::tuple results = nb::borrow<nb::tuple>(output), metadata = metadata_of(call);
+  std::vector<nb::handle> saved{q, k, v, sink, results[0], results[1]};
+  saved.insert(saved.end(), read.begin(), read.end());
+  for (const nb::handle t : metadata) {
+    if (!t.is_none()) saved.push_back(t);
+  }
+  nb::setattr(ctx, names().to_save, tuple_of(saved));
+  nb::setattr(ctx, names().materialize_grads, nb::bool_(false));
+  nb::setattr(ctx, names().call, call);
+  return nb::borrow(output);
+}
+
+/// The gradients of what record() has recorded, for the engine; what is unusual is done in full, in Python.
+nb::object apply_backward(nb::handle ctx, nb::handle dout, nb::handle dlse) {
+  const Names& n = names();
+  const nb::handle long_way(in_full);
+  if (dout.is_none() || is_followed() || is_profiled() || is_recording() || is_deterministic()) {
+    return long_way(ctx, dout, dlse);
+  }
+  const nb::object call = nb::getattr(ctx, n.call);
+  const nb::object functions = nb::getattr(call, n.functions);
+  if (!functions.is_none() && nb::len(nb::getattr(functions, n.differentiated)) > 0) {
+    return long_way(ctx, dout, dlse);
+  }
+  const nb::tuple needed = nb::borrow<nb::tuple>(nb::getattr(ctx, n.needs_input_grad));
+  const nb::tuple saved = nb::borrow<nb::tuple>(nb::getattr(ctx, n.saved_tensors));
+  const auto made = differentiate(inputs_of(saved[0], saved[1], saved[2], saved[3], metadata_of(call)),
+                                  {saved[4], saved[5], dout, dlse}, options_of(call),
+                                  handles_of<backward_outputs.size()>(needed, 2));
+  if (!made) return long_way(ctx, dout, dlse, saved);
+  std::vector<nb::handle> all(needed.size(), Py_None);
+  std::copy(made->begin(), made->end(), all.begin() + 2);
+  return tuple_of(all);
+}
+
+}  // namespace
+
+void define_torch_calls(nb::module_& m) {
+  m.def("know_torch", &know_torch, nb::arg("types"), nb::arg("strided"), nb::arg("dtypes"), nb::arg("bytes"),
+        nb::arg("empty_like"), nb::arg("exchange").none());
+  m.def("know_states", &know_states, nb::arg("idle"), nb::arg("forward_ad"), nb::arg("profiled"),
+        nb::arg("recording"), nb::arg("deterministic"));
+  m.def("is_followed", &is_followed);
+  m.def("forward_tensors", &forward_tensors, nb::arg("inputs"), nb::arg("options"), nb::arg("return_lse"));
+  m.def("backward_tensors", &backward_tensors, nb::arg("arrays"), nb::arg("options"), nb::arg("needed"));
+  m.def("attend", &attend_and_record, nb::arg("call"), nb::arg("q").none(), nb::arg("k").none(),
+        nb::arg("v").none(), nb::arg("sink").none(), nb::arg("return_lse"));
+  m.def(
+      "know_record",
+      [](nb::object applying, nb::object differentiating) {
+        apply = applying.release().ptr();
+        in_full = differentiating.release().ptr();
+      },
+      nb::arg("apply"), nb::arg("in_full"));
+  m.def("record", &record, nb::arg("ctx"), nb::arg("call"), nb::arg("output"), nb::arg("q"), nb::arg("k"),
+        nb::arg("v"), nb::arg("sink").none(), nb::arg("read"));
+  m.attr("apply_backward") =
+      nb::cpp_function(&apply_backward, nb::is_method(), nb::arg("dout").none(), nb::arg("dlse").none());
+}
+
+}  // namespace tandem::python
