@@ -23,6 +23,8 @@ struct TensorMapSpec {
   std::array<int, max_rank> box{};                   ///< elements that one copy moves
   Swizzle swizzle = Swizzle::b128;
   bool wide_fetch = true;  ///< the L2 fetches 256 bytes where one of them is missed, else 128
+
+  bool operator==(const TensorMapSpec&) const = default;
 };
 
 using EncodeTensorMap = TensorMap (*)(const TensorMapSpec&);
