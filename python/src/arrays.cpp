@@ -4,10 +4,13 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
+
+#include "tandem/error.hpp"
 
 namespace nb = nanobind;
 
@@ -34,9 +37,6 @@ struct Torch {
   std::vector<PyObject*> types;
   PyObject* strided = nullptr;
   std::vector<std::pair<PyObject*, DType>> dtypes;
-  PyObject* bytes = nullptr;
-  PyObject* f32 = nullptr;
-  PyObject* empty_like = nullptr;
   const Exchange* exchange = nullptr;
 
   [[nodiscard]] bool reads(nb::handle array) const {
@@ -59,7 +59,7 @@ struct Names {
   nb::str data_ptr = interned("data_ptr"), dtype = interned("dtype"), layout = interned("layout"),
           is_neg = interned("is_neg"), is_cpu = interned("is_cpu"), is_cuda = interned("is_cuda"),
           get_device = interned("get_device"), shape = interned("shape"), stride = interned("stride"),
-          new_empty = interned("new_empty"), requires_grad = interned("requires_grad");
+          requires_grad = interned("requires_grad");
 
   static nb::str interned(const char* text) { return nb::steal<nb::str>(PyUnicode_InternFromString(text)); }
 };
@@ -125,15 +125,6 @@ std::optional<DType> dtype_of(dlpack::dtype type) {
 
 constexpr std::int32_t dlpack_cpu = 1, dlpack_cuda = 2;
 
-bool is_contiguous(const ConstTensor& t) {
-  std::int64_t step = 1;
-  for (auto i = static_cast<std::size_t>(t.rank); i-- > 0;) {
-    if (t.shape[i] != 1 && t.stride[i] != step) return false;
-    step *= t.shape[i];
-  }
-  return true;
-}
-
 }  // namespace
 
 void one_dimension_at_least(Tensor& t) {
@@ -181,10 +172,6 @@ std::optional<Tensor> exchanged(nb::handle array) {
   return t;
 }
 
-Tensor memory_of(const nb::object& made) {
-  return viewed(made).value();
-}
-
 bool requires_gradient(nb::handle tensor) {
   return is_true(tensor.attr(names().requires_grad));
 }
@@ -203,49 +190,57 @@ bool has_dense_rows(const ConstTensor& t) {
   return t.stride[last] == 1 || t.shape[last] == 1 || !t.given();
 }
 
-nb::object made_like(nb::handle tensor, const ConstTensor& t) {
-  if (is_contiguous(t)) return nb::handle(torch().empty_like)(tensor);
-  return tensor.attr(names().new_empty)(tensor.attr(names().shape));
+Made made_beside(nb::handle tensor, std::span<const std::int64_t> shape, DType dtype, Device device) {
+  if (std::optional<Made> made = made_by_interface(shape, dtype, device)) return *std::move(made);
+  nb::list sizes;
+  for (const std::int64_t size : shape) sizes.append(size);
+  const auto& dtypes = torch().dtypes;
+  const auto known = std::ranges::find(dtypes, dtype, [](const auto& entry) { return entry.second; });
+  Made made{.tensor = tensor.attr("new_empty")(sizes, nb::arg("dtype") = nb::handle(known->first)),
+            .view = {}};
+  if (const std::optional<Tensor> seen = viewed(made.tensor)) {
+    made.view = *seen;
+  } else if (!read(made.view, made.tensor)) {
+    throw Error(Status::internal, "PyTorch has made a tensor that is not plain");
+  }
+  return made;
 }
 
-Results results_beside(nb::handle q, const ForwardArgs& args, bool return_lse) {
+Made made_like(nb::handle tensor, const ConstTensor& t) {
+  auto rank = static_cast<std::size_t>(t.rank);
+  // What has no dimension is read as one element.
+  if (rank == 1 && t.shape[0] == 1) rank = nb::len(nb::getattr(tensor, names().shape));
+  Made made = made_beside(tensor, {t.shape.data(), rank}, t.dtype, t.device);
+  one_dimension_at_least(made.view);
+  return made;
+}
+
+std::optional<Results> results_beside(nb::handle q, const ForwardArgs& args, bool return_lse) {
   const bool quantized = args.q.dtype == DType::e4m3 || args.q.dtype == DType::s8;
   if (quantized) return {};
   for (const ConstTensor* t : {&args.q, &args.k, &args.v}) {
     if (t->rank != 3 && t->rank != 4) return {};  // packed queries go with a cache of 4 dimensions
     if (!has_dense_rows(*t)) return {};
   }
-  const std::size_t last = static_cast<std::size_t>(args.q.rank) - 1;
-  const std::int64_t head_dim_v = args.v.shape[static_cast<std::size_t>(args.v.rank) - 1];
-  Results results;
-  if (head_dim_v == args.q.shape[last]) {
-    results.out = made_like(q, args.q);
-  } else {
-    nb::list shape;
-    for (std::size_t i = 0; i < last; ++i) shape.append(args.q.shape[i]);
-    shape.append(head_dim_v);
-    results.out = q.attr(names().new_empty)(shape);
-  }
+  auto shape = args.q.shape;
+  const auto rank = static_cast<std::size_t>(args.q.rank);
+  shape[rank - 1] = args.v.shape[static_cast<std::size_t>(args.v.rank) - 1];
+  Results results{.out = made_beside(q, {shape.data(), rank}, args.q.dtype, args.q.device), .lse = {}};
   if (return_lse) {
-    const auto& s = args.q.shape;
-    const nb::tuple shape = args.q.rank == 4 ? nb::make_tuple(s[0], s[2], s[1]) : nb::make_tuple(s[1], s[0]);
-    results.lse = q.attr(names().new_empty)(shape, nb::arg("dtype") = nb::handle(torch().f32));
+    std::swap(shape[rank - 3], shape[rank - 2]);
+    results.lse = made_beside(q, {shape.data(), rank - 1}, DType::f32, args.q.device);
   }
   return results;
 }
 
-void know_torch(const nb::tuple& types, nb::handle strided, const nb::dict& dtypes, nb::handle bytes,
-                nb::handle empty_like, nb::handle exchange) {
+void know_torch(const nb::tuple& types, nb::handle strided, const nb::dict& dtypes, nb::handle exchange) {
   auto made = std::make_unique<Torch>();
   Torch& known = *made;
   for (const nb::handle type : types) known.types.push_back(nb::object(nb::borrow(type)).release().ptr());
   for (const auto& [dtype, ours] : dtypes) {
     known.dtypes.emplace_back(nb::object(nb::borrow(dtype)).release().ptr(), nb::cast<DType>(ours));
-    if (known.dtypes.back().second == DType::f32) known.f32 = known.dtypes.back().first;
   }
   known.strided = nb::object(nb::borrow(strided)).release().ptr();
-  known.bytes = nb::object(nb::borrow(bytes)).release().ptr();
-  known.empty_like = nb::object(nb::borrow(empty_like)).release().ptr();
   if (!exchange.is_none()) {
     const void* pointer = PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api");
     if (pointer == nullptr) throw nb::python_error();
@@ -265,13 +260,9 @@ Tensor view_of(const char* name, nb::handle array, nb::handle q, bool writable) 
   return nb::cast<Tensor>(nb::module_::import_("tandem._arrays").attr("view")(name, array, q, writable));
 }
 
-nb::object scratch_beside(nb::handle q, std::size_t bytes) {
+Made scratch_beside(nb::handle q, std::size_t bytes, Device device) {
   if (bytes == 0 || !torch().reads(q)) return {};
-  return q.attr(names().new_empty)(bytes, nb::arg("dtype") = nb::handle(torch().bytes));
-}
-
-void* address_of(const nb::object& scratch) {
-  return scratch.is_valid() ? PyLong_AsVoidPtr(nb::object(scratch.attr(names().data_ptr)()).ptr()) : nullptr;
+  return made_beside(q, std::array{static_cast<std::int64_t>(bytes)}, DType::s8, device);
 }
 
 }  // namespace tandem::python

@@ -31,10 +31,10 @@ void run_interruptible(Execution execution, F&& work) {
 template <typename Args>
 void run(nanobind::handle q, const Args& args, Execution execution) {
   const Call call(args, execution, Memory::present);
-  nanobind::object scratch;
+  Made scratch;
   if (call.plan.backend == Device::Kind::cuda) {
-    scratch = scratch_beside(q, call.plan.workspace_bytes);
-    execution.workspace = address_of(scratch);
+    scratch = scratch_beside(q, call.plan.workspace_bytes, args.q.device);
+    execution.workspace = scratch.view.data;
     execution.workspace_bytes = execution.workspace != nullptr ? call.plan.workspace_bytes : 0;
   }
   run_interruptible(execution, [&call](const Execution& e) { tandem::run(call, e); });

@@ -53,7 +53,7 @@ Record record_of(const Inputs& inputs) {
 }
 
 struct Output {
-  Results results;
+  nb::object out, lse;  ///< lse only where there is one
   bool recorded = false;
 };
 
@@ -65,19 +65,17 @@ std::optional<Output> attend(const Inputs& inputs, const Options& options, bool 
   if (inputs[0].is_none() || inputs[1].is_none() || inputs[2].is_none()) return {};  // q, k or v
   const Record record = recording ? record_of(inputs) : Record::no;
   if (record == Record::impossible) return {};
-  Output output;
-  output.recorded = record == Record::yes;
-  const bool with_lse = return_lse || output.recorded;
+  const bool recorded = record == Record::yes;
   const nb::handle q = inputs[0];
-  output.results = results_beside(q, args, with_lse);
-  if (!output.results.out.is_valid()) return {};
-  args.out = memory_of(output.results.out);
-  if (with_lse) args.lse = memory_of(output.results.lse);
+  const std::optional<Results> results = results_beside(q, args, return_lse || recorded);
+  if (!results) return {};
+  args.out = results->out.view;
+  args.lse = results->lse.view;
   options.give(args, args.options);
   Execution execution = options.execution;
   execution.stream = current_stream(args.out);
   run(q, args, execution);
-  return output;
+  return Output{.out = results->out.tensor, .lse = results->lse.tensor, .recorded = recorded};
 }
 
 /// The gradients of q, k, v and the sink, None of those that are not `needed`. `others`: out, lse, dout and
@@ -92,8 +90,9 @@ std::optional<Gradients> differentiate(const Inputs& inputs,
   for (std::size_t i = 0; i < made.size(); ++i) {
     made[i] = nb::none();
     if (inputs[i].is_none() || needed[i].ptr() != Py_True) continue;
-    made[i] = made_like(inputs[i], args.*input_fields[i].second);
-    args.*backward_outputs[i].second = memory_of(made[i]);
+    const Made gradient = made_like(inputs[i], args.*input_fields[i].second);
+    made[i] = gradient.tensor;
+    args.*backward_outputs[i].second = gradient.view;
   }
   options.give(args, args.options);
   Execution execution = options.execution;
@@ -121,8 +120,7 @@ nb::tuple tuple_of(std::span<const nb::handle> handles) {
 nb::object forward_tensors(const nb::tuple& inputs, const Options& options, bool return_lse) {
   const auto output = attend(handles_of<input_fields.size()>(inputs), options, return_lse, false);
   if (!output) return nb::none();
-  const auto& [out, lse] = output->results;
-  return nb::make_tuple(out, return_lse ? lse : nb::none());
+  return nb::make_tuple(output->out, return_lse ? output->lse : nb::none());
 }
 
 nb::object backward_tensors(const nb::tuple& arrays, const Options& options, const nb::tuple& needed) {
@@ -177,15 +175,15 @@ nb::object attend_and_record(nb::handle call, nb::handle q, nb::handle k, nb::ha
   const Options options = options_of(call);
   auto output = attend(inputs_of(q, k, v, sink, metadata_of(call)), options, return_lse, is_recording());
   if (!output) return nb::none();
-  auto& [out, lse] = output->results;
-  if (output->recorded) {
+  auto& [out, lse, recorded] = *output;
+  if (recorded) {
     const nb::object functions = nb::getattr(call, names().functions);
     const nb::handle applied(apply);
     const nb::object made = nb::make_tuple(out, lse);
-    const nb::object recorded = functions.is_none() ? applied(call, made, q, k, v, sink)
+    const nb::object followed = functions.is_none() ? applied(call, made, q, k, v, sink)
                                                     : applied(call, made, q, k, v, sink, *read_by(functions));
-    out = recorded[0];
-    lse = recorded[1];
+    out = followed[0];
+    lse = followed[1];
   }
   return return_lse ? nb::object(nb::make_tuple(out, lse)) : out;
 }
@@ -232,8 +230,8 @@ nb::object apply_backward(nb::handle ctx, nb::handle dout, nb::handle dlse) {
 }  // namespace
 
 void define_torch_calls(nb::module_& m) {
-  m.def("know_torch", &know_torch, nb::arg("types"), nb::arg("strided"), nb::arg("dtypes"), nb::arg("bytes"),
-        nb::arg("empty_like"), nb::arg("exchange").none());
+  m.def("know_torch", &know_torch, nb::arg("types"), nb::arg("strided"), nb::arg("dtypes"),
+        nb::arg("exchange").none());
   m.def("know_states", &know_states, nb::arg("idle"), nb::arg("forward_ad"), nb::arg("profiled"),
         nb::arg("recording"), nb::arg("deterministic"));
   m.def("is_followed", &is_followed);

@@ -314,4 +314,4 @@ def meet_torch() -> None:
     dtypes = {getattr(torch, name): dtype for name, dtype in _DTYPES.items()}
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # from PyTorch 2.11 on
     types = (torch.Tensor, torch.nn.Parameter)
-    _core.know_torch(types, torch.strided, dtypes, torch.uint8, torch.empty_like, exchange)
+    _core.know_torch(types, torch.strided, dtypes, exchange)

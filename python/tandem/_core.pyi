@@ -116,8 +116,6 @@ def know_torch(
     types: tuple[type, ...],
     strided: object,
     dtypes: Mapping[Any, DType],
-    bytes: object,
-    empty_like: object,
     exchange: object | None,
 ) -> None: ...
 def know_options(defaults: tuple[Any, ...]) -> None: ...
