@@ -58,6 +58,11 @@ struct EightBitConfig {
   [[nodiscard]] constexpr bool slices_overlap() const {
     return lazy_rescaling() && !schedule.overlap && slices >= 2 && slice_columns() <= 64;
   }
+  /// With lazy rescaling: a block's P V ends before the next block's scores begin.
+  [[nodiscard]] constexpr bool in_order() const {
+    return lazy_rescaling() && (mask.causal || slice_columns() > 64 || slices_overlap()) &&
+           !schedule.overlap && !schedule.pingpong;
+  }
   /// Columns of V in a slice of P V.
   [[nodiscard]] constexpr int slice_columns() const { return tiling.head_dim_v / slices; }
 };

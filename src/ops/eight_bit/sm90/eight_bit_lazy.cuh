@@ -25,11 +25,9 @@ struct EightBitLazyRows : EightBitRows<C> {
   using typename Base::ScoreSum;
   static_assert(C.lazy_rescaling() && (!C.schedule.overlap || C.slices <= 2));
 
-  /// A block is done before the next begins, and O begins as P V of the first. (If zeros were made for it to
-  /// add to, O of 256 columns would take 250 moves a tile, and wide slices of P V beside it up to 250 bytes
-  /// of local memory.)
-  static constexpr bool in_order = (C.mask.causal || C.slice_columns() > 64 || C.slices_overlap()) &&
-                                   !C.schedule.overlap && !C.schedule.pingpong;
+  /// O begins as P V of the first block. (If zeros were made for it to add to, O of 256 columns would take
+  /// 250 moves a tile, and wide slices of P V beside it up to 250 bytes of local memory.)
+  static constexpr bool in_order = C.in_order();
   /// The first block runs through the code of all others, where tiles are short: at 512 keys and head
   /// dimension 64 that is 10 % faster; with more of either it is slower.
   static constexpr bool one_loop = in_order && C.tiling.head_dim_v <= 64;

@@ -99,7 +99,8 @@ TANDEM_DEVICE tile::BlockRange value_blocks(const EightBitParams& p, const tile:
 
 // ---- Producer ----
 
-/// As ForwardLoader: blocks go right to left, K one block ahead of V.
+/// As ForwardLoader: blocks go right to left, K one block ahead of V. In order they come as they are wanted:
+/// V behind its own K. A buffer of V is free before the next block's K is, so that the loads are spread.
 template <EightBitConfig C>
 struct EightBitLoader {
   using Shared = EightBitShared<C>;
@@ -201,12 +202,13 @@ struct EightBitLoader {
       load_q();
       head_is_transposed = false;
       for (int b = t.blocks.end - 1; b >= t.blocks.first; --b) {
-        if (b > t.blocks.first) load_k(b - 1);
+        if (!C.in_order() && b > t.blocks.first) load_k(b - 1);
         if constexpr (C.in_place) {
           load_transposed_v(b);
         } else {
           load_v(b);
         }
+        if (C.in_order() && b > t.blocks.first) load_k(b - 1);
       }
     }
   }
