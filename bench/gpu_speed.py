@@ -153,6 +153,10 @@ def measure_all(document: dict[str, Any], tables: dict[str, list[dict]], args: a
     if args.device == "cuda":
         compile_all([cell for _, cell in left])
         document |= ceilings(fp8="fp8" in tables)
+    if "fp8" in tables:
+        document["fp8_sums"] = gpu_peers.errors_of_sums(libraries, args.device)
+        for row in document["fp8_sums"]:
+            print("e4m3, mean of V 1:", row["head_dim"], row["seqlen"], row["error"], flush=True)
     end = time.perf_counter() + (args.seconds or math.inf)
     done, longest = 0, 0.0
     for table, cell in left:

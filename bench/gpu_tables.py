@@ -77,6 +77,14 @@ def beside_fa3(which: str) -> Callable[[Document], list[str]]:
     return table
 
 
+def fp8_sums(document: Document) -> list[str]:
+    rows = (
+        [c["head_dim"], c["seqlen"], *(f"{100 * c['error'][name]:.2g} %" for name in ("tandem", "fa3"))]
+        for c in document["fp8_sums"]
+    )
+    return right(["head_dim", "keys", "Tandem", "FA3"], rows)
+
+
 def windows(document: Document) -> list[str]:
     rows = (
         [c["head_dim"], f"{c['heads']} on {c['heads_kv']}", c["seqlen"], c["window"] or "causal"]
@@ -308,6 +316,7 @@ TABLES: dict[str, Callable[[Document], list[str]]] = {
     "forward": beside_fa3("forward"),
     "backward": beside_fa3("backward"),
     "fp8": beside_fa3("fp8"),
+    "fp8 sums": fp8_sums,
     "windows": windows,
     "sustained": sustained,
     "energy": energy,
