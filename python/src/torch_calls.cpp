@@ -170,10 +170,12 @@ nb::args read_by(nb::handle functions) {
 /// The result, or it and the LSE, of a tandem._call.Call; None where PyTorch follows it otherwise than by
 /// autograd, or a tensor wants the long way.
 nb::object attend_and_record(nb::handle call, nb::handle q, nb::handle k, nb::handle v, nb::handle sink,
-                             bool return_lse) {
+                             nb::handle wants_lse) {
   if (is_followed() || is_profiled()) return nb::none();
   const Options options = options_of(call);
-  auto output = attend(inputs_of(q, k, v, sink, metadata_of(call)), options, return_lse, is_recording());
+  const int return_lse = PyObject_IsTrue(wants_lse.ptr());
+  if (return_lse < 0) throw nb::python_error();
+  auto output = attend(inputs_of(q, k, v, sink, metadata_of(call)), options, return_lse != 0, is_recording());
   if (!output) return nb::none();
   auto& [out, lse, recorded] = *output;
   if (recorded) {
@@ -185,7 +187,7 @@ nb::object attend_and_record(nb::handle call, nb::handle q, nb::handle k, nb::ha
     out = followed[0];
     lse = followed[1];
   }
-  return return_lse ? nb::object(nb::make_tuple(out, lse)) : out;
+  return return_lse != 0 ? nb::object(nb::make_tuple(out, lse)) : out;
 }
 
 /// As save_for_backward has it. What functions read is saved, too, and what the metadata are: PyTorch then

@@ -49,12 +49,17 @@ TABLES = ("page_table", "block_table")
 
 def one_of(names: tuple[str, ...], *values: Any) -> Any:
     """The argument that has these names, of which one may be given."""
+    for value in values:
+        if value is not None:
+            break
+    else:
+        return None
     given = [(names[i], value) for i, value in enumerate(values) if value is not None]
     if len(given) > 1:
         raise InvalidArgumentError(
             f"{given[0][0]} and {given[1][0]} are both given, two names of one; pass one of them"
         )
-    return given[0][1] if given else None
+    return given[0][1]
 
 
 def problem(

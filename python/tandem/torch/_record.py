@@ -53,7 +53,7 @@ def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool)
         if not _direct.is_possible(q, k, v):
             return None
         q, k, v = _derivatives.autocast(q, k, v)
-    return _core.attend(call, q, k, v, sink, bool(return_lse))
+    return _core.attend(call, q, k, v, sink, return_lse)
 
 
 class Gradients(torch.autograd.Function):
