@@ -234,7 +234,8 @@ def torch_dtype(dtype: DType) -> Any:
     return getattr(torch, _NAMES[dtype])
 
 
-_libraries: tuple[Library, ...] = (NumPy(), Torch())
+TORCH = Torch()
+_libraries: tuple[Library, ...] = (NumPy(), TORCH)
 
 
 def library_of(name: str, array: Any) -> Library:

@@ -46,7 +46,7 @@ def of_call(call: _call.Call, q: Any, k: Any, *functions: Any) -> Any:
     if not compiled and bias is alibi_slopes is mask is None and _is_plain_batch(call, q, k):
         kept = _kept_traces.again("torch", score_mod, mask_mod)
         if kept is not None:
-            return _functions.Functions(*kept, _arrays.library_of("q", q))
+            return _functions.Functions(*kept, _arrays.TORCH)
     given = {name: f for name, f in zip(_functions.NAMES, functions, strict=True) if f is not None}
     validate(next(iter(given)), {"q": q, "k": k, **given})
     if not compiled:
@@ -58,8 +58,11 @@ def _is_plain_batch(call: _call.Call, q: Any, k: Any) -> bool:
     """Whether q and k are plain tensors of sequences of one length, with numbers in them."""
     if type(q) not in _direct.PLAIN or type(k) not in _direct.PLAIN or q.is_meta:
         return False
-    if torch._C._are_functorch_transforms_active() or any(t is not None for t in call.metadata):
+    if torch._C._are_functorch_transforms_active():
         return False
+    for t in call.metadata:  # any() of a generator takes three times as long
+        if t is not None:
+            return False
     return bool(q.numel() > 0 and k.numel() > 0)
 
 
