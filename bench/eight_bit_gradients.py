@@ -78,6 +78,9 @@ class Recipe:
     #: delta is the sum of dO * O, of the dO that dP's product rounded * O, or of P * dP
     delta: Literal["out", "rounded", "sum"] = "out"
     out: Format | None = BF16  #: what the forward pass rounded O to
+    #: P and dS have no scales found in them, but factors a row (`Attention.factors`), by which the rows of dO
+    #: and Q that they meet are divided before these are rounded
+    folded: bool = False
 
 
 @functools.cache
@@ -119,12 +122,17 @@ def rounded(x: Tensor, operand: Operand, most: Tensor | None = None) -> tuple[Te
     return (values.to(x) * scale.to(x)).reshape(x.shape), scale.to(x)
 
 
-def second(x: Tensor, pair: Pair | None, turn: bool = True) -> tuple[Tensor, Tensor | None]:
+def second(
+    x: Tensor, pair: Pair | None, turn: bool = True, factors: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """The second operand of a product over its rows, and the scales of these rows if each has one: they are
-    constant over no sum, and so join the first operand before that is rounded."""
+    constant over no sum, and so join the first operand before that is rounded. So do `factors`, if given."""
     if pair is None:
         return x, None
-    values, scale = rounded(rotate(x) if pair.rotated and turn else x, pair.b)
+    x = rotate(x) if pair.rotated and turn else x
+    if factors is not None:
+        return rounded(x / factors, pair.b)[0] * factors, factors
+    values, scale = rounded(x, pair.b)
     return values, scale.reshape(*x.shape[:-1], 1) if pair.b.group == "row" else None
 
 
@@ -216,11 +224,21 @@ class Attention:
                 delta = (p * dp).sum(-1, keepdim=True)
         return p, dp.sub_(delta).mul_(p)
 
+    def factors(self, dout: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+        """Of rows of P and of dS: P's largest value is then 256 times its root, and dS in that proportion to
+        it, if dP is a quarter of |dO| times V's largest value, which it rarely exceeds."""
+        most = torch.cat([1 / self.weights(*at)[1] for at in self.chunks(chunk)], -2)
+        v = rotate(self.v) if self.recipe.dp is not None and self.recipe.dp.rotated else self.v
+        dp = dout.norm(dim=-1, keepdim=True) * v.abs().amax((-2, -1), keepdim=True)
+        return 256 / most.sqrt(), 128 / (most.sqrt() * dp.where(dp > 0, 1.0))
+
     def gradients(self, dout: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
         """dQ, dK and dV. Of dS with one scale a tensor the largest magnitude is found by a pass before."""
         recipe = self.recipe
         operands = over_channels(dout, self.v - self.v_mean, recipe.dp)
-        (do, do_rows), (q, q_rows) = second(dout, recipe.dv), second(self.q, recipe.dk)
+        of_p, of_ds = self.factors(dout, chunk) if recipe.folded else (None, None)
+        do, do_rows = second(dout, recipe.dv, factors=of_p)
+        q, q_rows = second(self.q, recipe.dk, factors=of_ds)
         k, k_rows = second(self.k_centred, recipe.dq)
         most = None
         if is_tensor(recipe.dq) or is_tensor(recipe.dk):
@@ -232,7 +250,7 @@ class Attention:
             p, ds = self.p_and_ds(dout, operands, rows, keys)
             p_dv = first(p, recipe.dv, part(do_rows, rows), p_most(recipe.dv, p))
             ds_dk = first(ds, recipe.dk, part(q_rows, rows), most if is_tensor(recipe.dk) else None)
-            k_joined = None if k_rows is None else k_rows[..., keys, :].mT
+            k_joined = part(of_ds, rows) if k_rows is None else k_rows[..., keys, :].mT
             ds_dq = first(ds, recipe.dq, k_joined, most if is_tensor(recipe.dq) else None)
             dv[..., keys, :] += p_dv.mT @ do[..., rows, :]
             dk[..., keys, :] += ds_dk.mT @ q[..., rows, :]

@@ -110,6 +110,14 @@ def one_copy(
     return Recipe(**in_eight, smooth_k=mended, delta=delta)
 
 
+def folded() -> Recipe:
+    """S and dP of the int8 forward pass's values and of dO alike; P and dS in e4m3, whose range takes the
+    place of scales that only all of a tile would tell: a kernel rounds what it has."""
+    product = Pair(Operand(E4M3, "one"), Operand(E4M3, "block"))
+    turned = product._replace(rotated=True)
+    return replace(one_copy(S8, "block", "line"), dv=product, dq=turned, dk=turned, folded=True)
+
+
 def sixteen() -> Recipe:
     """The 16-bit kernel: P and dS rounded to bf16, as q, k, v and dO are from the start."""
     product = Pair(Operand(BF16, "one"), Operand(BF16, "one"))
@@ -143,6 +151,7 @@ def together() -> dict[str, Recipe]:
         "s8, line, mended, stochastic": one_copy(S8, "block", "line", stochastic=True),
         "s8, line, mended, dP 16": one_copy(S8, "block", "line", sixteen_bits=("dp",)),
         "s8, row, mended": one_copy(S8, "row", "line"),
+        "s8, P and dS e4m3": folded(),
     }
 
 

@@ -21,6 +21,7 @@ SHOWN = (
     "e4m3, block, mended, S s8",
     "s8, tensor",
     "s8, line, mended",
+    "s8, P and dS e4m3",
 )
 #: What is measured on long sequences, too.
 LONG = (*SHOWN, "e4m3, block, mended, S 16", "s8, block, mended", "s8, line")

@@ -92,6 +92,14 @@ def test_recipes_err_as_much_as_their_formats() -> None:
     assert max(found["bf16"]) < 0.004
     assert 0.02 < max(found["s8, line, mended"]) < 0.04 < max(found["e4m3, block, mended"]) < 0.1
     assert max(found["s8, tensor"]) > 2 * max(found["s8, line, mended"])
+    assert max(found["s8, line, mended"]) < max(found["s8, P and dS e4m3"]) < 0.06
+
+
+def test_factors_of_rows_are_undone() -> None:
+    operand = study.Operand(study.BF16, "one")
+    product = study.Pair(operand, operand, rotated=True)
+    folded = study.Recipe(dv=product, dq=product, dk=product, folded=True, out=None)
+    assert max(errors(folded)) < 0.004
 
 
 def test_attention_by_a_recipe_learns_through_autograd() -> None:
