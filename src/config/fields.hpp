@@ -89,8 +89,8 @@ struct MembersOf<Mask> : Members<&Mask::causal, &Mask::local, &Mask::varlen, &Ma
 template <>
 struct MembersOf<ForwardSchedule>
     : Members<&ForwardSchedule::dynamic, &ForwardSchedule::specialised, &ForwardSchedule::overlap,
-              &ForwardSchedule::pingpong, &ForwardSchedule::output_late, &ForwardSchedule::finds_maxima,
-              &ForwardSchedule::split, &ForwardSchedule::invariant> {};
+              &ForwardSchedule::pingpong, &ForwardSchedule::output_late, &ForwardSchedule::own_blocks,
+              &ForwardSchedule::finds_maxima, &ForwardSchedule::split, &ForwardSchedule::invariant> {};
 template <>
 struct MembersOf<EightBitSchedule>
     : Members<&EightBitSchedule::dynamic, &EightBitSchedule::overlap, &EightBitSchedule::pingpong> {};
@@ -103,8 +103,8 @@ struct MembersOf<Functions> : Members<&Functions::digest, &Functions::score_func
                                       &Functions::dropout_places, &Functions::captured_gradients> {};
 template <>
 struct MembersOf<ForwardConfig>
-    : Members<&ForwardConfig::tiling, &ForwardConfig::stages, &ForwardConfig::q_stages, &ForwardConfig::mask,
-              &ForwardConfig::keys, &ForwardConfig::transform, &ForwardConfig::schedule,
+    : Members<&ForwardConfig::tiling, &ForwardConfig::stages, &ForwardConfig::q_stages, &ForwardConfig::teams,
+              &ForwardConfig::mask, &ForwardConfig::keys, &ForwardConfig::transform, &ForwardConfig::schedule,
               &ForwardConfig::key_type, &ForwardConfig::row_scales, &ForwardConfig::functions> {};
 template <>
 struct MembersOf<Sm80ForwardSchedule>

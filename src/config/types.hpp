@@ -43,7 +43,7 @@ constexpr int registers_at_launch(int threads) {
 constexpr RegisterSplit split_registers(int consumers) {
   const int at_launch = registers_at_launch(128 * (consumers + 1));
   // One consumer warpgroup leaves registers for all; a producer of pages with splits takes more than 40.
-  const int producer = consumers == 1 ? 128 : consumers == 3 ? 32 : 40;
+  const int producer = consumers == 1 ? 128 : consumers >= 3 ? 32 : 40;
   const int claimed = at_launch + (at_launch - producer) / consumers / 8 * 8;
   return {.producer = producer, .consumer = claimed > 248 ? 248 : claimed};
 }

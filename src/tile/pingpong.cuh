@@ -8,17 +8,18 @@ namespace tandem::tile {
 
 /// Named barriers of the forward kernels.
 enum ForwardBarrier : int {
-  barrier_pingpong = 1,   ///< one for each consumer warpgroup, which it admits to the tensor cores
-  barrier_consumers = 4,  ///< joins all consumers; in `forward_wide` one for each warpgroup that has O
+  barrier_pingpong = 1,  ///< one for each consumer warpgroup, which it admits to the tensor cores
+  barrier_consumers =
+      4,  ///< joins all consumers of a team; in `forward_wide` one for each warpgroup that has O
 };
 
 /// Clears rows of a tile of V from `first` on. All consumers call, and meet.
 template <int consumers, typename Tile>
-TANDEM_DEVICE void clear_tail(Tile& tile, int first, int warpgroup, int thread) {
+TANDEM_DEVICE void clear_tail(Tile& tile, int first, int warpgroup, int thread, int team = 0) {
   constexpr int threads = consumers * warpgroup_size;
   tile.zero_rows(first, warpgroup * warpgroup_size + thread, threads);
   ptx::fence_async_shared();
-  ptx::named_barrier_sync(barrier_consumers, threads);
+  ptx::named_barrier_sync(barrier_consumers + team, threads);
 }
 
 /// Waits until the warpgroup before this one has issued its products.

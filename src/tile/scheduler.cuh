@@ -69,45 +69,62 @@ struct StaticScheduler {
   }
 };
 
+/// A tile as the producer hands it over.
+struct alignas(16) GivenTile {
+  TileIndex index;  ///< m below 0: there are no more
+};
+
 /// Dynamic persistent scheduler: tile numbers from a counter in global memory. The producer warp takes one
-/// ahead and hands it to the consumers through shared memory. Without a counter there is a CTA for every
-/// tile.
+/// ahead, finds the tile, and hands it to the consumers through shared memory: each of their warps would take
+/// some hundred cycles for the divisions, and longer for a search with varlen. Without a counter there is a
+/// CTA for every tile.
 struct DynamicScheduler {
   struct Shared {
     Ring<2> ring;
-    int tile[2];
+    GivenTile tile[2];
   };
 
   Shared& shared;
   u32* counter;
   Ring<2>::Position at;
   bool first = true;
+  int team = 0;  ///< which of the CTA's producers this is: each takes tiles for a team of consumers
+  int teams = 1;
 
   TANDEM_DEVICE DynamicScheduler(Shared& s, u32* c) : shared(s), counter(c) {}
 
-  /// All lanes of the producer warp; `leader` on one of them.
+  TANDEM_DEVICE void set_team(int own, int all) {
+    team = own;
+    teams = all;
+  }
+  /// The next number. All lanes of the producer warp; `leader` on one of them.
   TANDEM_DEVICE int take(bool leader) {
     u32 tile = 0;
     if (leader) {
-      tile = ptx::block_index();
-      if (!first) tile = ptx::grid_size() + (counter != nullptr ? ptx::atomic_add(counter, 1U) : 0U);
-      ptx::mbarrier_wait(shared.ring.empty[at.stage], at.phase ^ 1);
-      ptx::store_shared(&shared.tile[at.stage], static_cast<int>(tile));
-      ptx::mbarrier_arrive(shared.ring.full[at.stage]);
+      tile = team * ptx::grid_size() + ptx::block_index();
+      if (!first) tile = teams * ptx::grid_size() + (counter != nullptr ? ptx::atomic_add(counter, 1U) : 0U);
     }
     first = false;
-    at.advance();
     // The leader is the only lane with a number other than 0.
     return static_cast<int>(ptx::reduce_or(tile));
   }
+  /// Gives a tile to the consumers. As `take`.
+  TANDEM_DEVICE void give(const TileIndex& tile, bool leader) {
+    if (leader) {
+      ptx::mbarrier_wait(shared.ring.empty[at.stage], at.phase ^ 1);
+      ptx::store_shared(&shared.tile[at.stage], GivenTile{tile});
+      ptx::mbarrier_arrive(shared.ring.full[at.stage]);
+    }
+    at.advance();
+  }
   /// All lanes of a consumer warp.
-  TANDEM_DEVICE int receive(bool leader) {
+  TANDEM_DEVICE TileIndex receive(bool leader) {
     shared.ring.wait(at);
-    const int tile = ptx::load_shared(&shared.tile[at.stage]);
+    const GivenTile tile = ptx::load_shared(&shared.tile[at.stage]);
     ptx::sync_warp();
     if (leader) shared.ring.release(at);
     at.advance();
-    return tile;
+    return tile.index;
   }
 };
 
@@ -129,12 +146,24 @@ struct DenseTiles {
     const int batch_head = heads_before + head;
     t.batch = batch_head / p.heads_q;
     t.head = batch_head - t.batch * p.heads_q;
+    set_rows(p, t);
+    return true;
+  }
+  /// Makes the tile that the producer gives `t`.
+  static TANDEM_DEVICE void take(const ForwardParams& p, const TileIndex& given, TileIndex& t) {
+    t.m = ptx::warp_uniform(given.m);
+    t.head = given.head;
+    t.batch = given.batch;
+    set_rows(p, t);
+  }
+
+ private:
+  static TANDEM_DEVICE void set_rows(const ForwardParams& p, TileIndex& t) {
     t.begin_q = 0;
     t.begin_k = 0;
     t.seqlen_q = p.rows_q;
     t.seqlen_k = p.rows_k;
     t.end_q = p.rows_q;
-    return true;
   }
 };
 
@@ -290,6 +319,17 @@ struct VarlenTiles {
     t.m = b.blocks - 1 - b.block;
     locate_sequence<keys>(p, b.rows, t);
     return true;
+  }
+  static TANDEM_DEVICE void take(const ForwardParams&, const TileIndex& given, TileIndex& t) {
+    t.m = ptx::warp_uniform(given.m);
+    t.head = ptx::warp_uniform(given.head);
+    t.batch = ptx::warp_uniform(given.batch);
+    t.batch_k = ptx::warp_uniform(given.batch_k);
+    t.begin_q = ptx::warp_uniform(given.begin_q);
+    t.begin_k = ptx::warp_uniform(given.begin_k);
+    t.seqlen_q = ptx::warp_uniform(given.seqlen_q);
+    t.seqlen_k = ptx::warp_uniform(given.seqlen_k);
+    t.end_q = ptx::warp_uniform(given.end_q);
   }
 
  private:

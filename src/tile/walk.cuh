@@ -64,19 +64,21 @@ struct QueryTiles {
   /// All lanes of a warp call; `leader` is true on one of them.
   template <bool producer>
   TANDEM_DEVICE bool next(QueryTile& t, bool leader) {
-    return go_to(number<producer>(leader), t);
-  }
-  /// The two halves of `next`.
-  template <bool producer>
-  TANDEM_DEVICE int number(bool leader) {
-    return !dynamic   ? static_tiles.next()
-           : producer ? dynamic_tiles.take(leader)
-                      : dynamic_tiles.receive(leader);
-  }
-  TANDEM_DEVICE bool go_to(int number, QueryTile& t) {
-    // The number is uniform already. The shuffle lets ptxas know, which then keeps loop counts and
-    // descriptors in uniform registers; without it each WGMMA waits for four moves.
-    if (!tiles.locate(p, ptx::warp_uniform(number), t.index)) return false;
+    bool found;
+    if constexpr (dynamic && !producer) {
+      tiles.take(p, dynamic_tiles.receive(leader), t.index);
+      found = t.index.m >= 0;
+    } else {
+      // The number is uniform already. The shuffle lets ptxas know, which then keeps loop counts and
+      // descriptors in uniform registers; without it each WGMMA waits for four moves. `take` has it, too.
+      const int number = dynamic ? dynamic_tiles.take(leader) : static_tiles.next();
+      found = tiles.locate(p, ptx::warp_uniform(number), t.index);
+      if constexpr (dynamic) {
+        if (!found) t.index.m = -1;
+        dynamic_tiles.give(t.index, leader);
+      }
+    }
+    if (!found) return false;
     // ptxas does not see either that the lanes leave the search for a sequence together. The dynamic
     // scheduler has synchronised the warp already, and a second synchronisation would undo the effect of the
     // first.

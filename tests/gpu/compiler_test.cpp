@@ -112,7 +112,8 @@ TEST(KernelExpression, NamesEveryField) {
             std::string::npos)
       << text;
   EXPECT_TRUE(text.ends_with(
-      ", .pingpong = true, .output_late = false, .finds_maxima = false, .split = false, .invariant = "
+      ", .pingpong = true, .output_late = false, .own_blocks = false, .finds_maxima = false, .split = false, "
+      ".invariant = "
       "false}, "
       ".key_type = tandem::OperandType::input, .row_scales = false, "
       ".functions = tandem::Functions{.digest = 0x0ULL, .score_function = "

@@ -86,7 +86,7 @@ constexpr int value_strips(int head_dim_v) {
 }
 
 /// Dynamic shared memory of the 8-bit forward kernel: the tiles of Q, K and V, K's and V's scales by row, the
-/// pairs of 8-byte barriers, and a ring of two tile numbers.
+/// pairs of 8-byte barriers, and a ring of two tiles.
 constexpr int eight_bit_shared_bytes(const EightBitConfig& c) {
   const int q_tiles = c.q_stages * c.tiling.block_m * byte_tile_columns(c.tiling.head_dim_qk);
   const int kv_tiles =
@@ -95,7 +95,7 @@ constexpr int eight_bit_shared_bytes(const EightBitConfig& c) {
   const int block_scales = 8 * c.stages;
   const int strips = c.in_place ? transposing_warps * (2 * quant_block * value_strip_columns + 8) : 0;
   const int barriers = 16 * (2 * c.stages + c.q_stages * c.consumers());
-  return (q_tiles + kv_tiles + strips + scales + block_scales + barriers + 40 + 1023) / 1024 * 1024;
+  return (q_tiles + kv_tiles + strips + scales + block_scales + barriers + 144 + 1023) / 1024 * 1024;
 }
 
 /// V of the caller's, transposed by the kernel that reads it. All counts are 0 before the launch.

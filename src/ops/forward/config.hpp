@@ -16,6 +16,9 @@ struct ForwardSchedule {
   bool overlap = true;       ///< softmax of one block runs under the products of the next, in one warpgroup
   bool pingpong = true;      ///< one warpgroup's softmax runs under the products of the others
   bool output_late = false;  ///< unmasked blocks wait for P V after their exponentials, not before them
+  /// Each warpgroup computes the key blocks that its own queries see, and passes the tile's others by. Else
+  /// all of them compute every block of the tile, in step.
+  bool own_blocks = false;
   /// A row's maximum is found in every block; else blocks without a mask keep it until they outgrow it.
   bool finds_maxima = false;
   /// CTAs share the key blocks of all tiles evenly (tile/split.cuh), and `combine` merges what is partial;
@@ -48,6 +51,7 @@ struct ForwardConfig {
   Tiling tiling{};   ///< head dimensions: multiples of 32; block_n: a multiple of 16
   int stages = 2;    ///< K tiles, and V tiles, in flight
   int q_stages = 1;  ///< 2: the next tile's Q comes in while this tile's is still read
+  int teams = 1;     ///< groups of warpgroups, each with tiles and buffers of its own
   Mask mask{};
   KeySource keys = KeySource::rows;
   ScoreTransform transform = ScoreTransform::raw;
@@ -74,19 +78,19 @@ struct ForwardConfig {
   [[nodiscard]] constexpr int warps_of_k() const { return 4 * consumers(); }
   [[nodiscard]] constexpr int warps_of_v() const { return 4 * consumers(); }
   [[nodiscard]] constexpr int threads() const {
-    return 128 * (consumers() + (schedule.specialised ? 1 : 0) + (has_byte_keys() ? 1 : 0));
+    return 128 * (consumers() * teams + (schedule.specialised ? 1 : 0) + (has_byte_keys() ? 1 : 0));
   }
   [[nodiscard]] constexpr RegisterSplit registers() const {
     if (has_byte_keys()) return split_registers_with_converter(consumers());
     if (gathers() && consumers() == 2) return {.producer = 56, .consumer = 224};
-    if (schedule.specialised) return split_registers(consumers());
+    if (schedule.specialised) return split_registers(consumers() * teams);
     const int each = registers_at_launch(threads());
     return {.producer = each, .consumer = each};
   }
 };
 
 /// Dynamic shared memory of what ForwardLoader fills: the tiles of Q, K and V, those of 8 bits that are
-/// converted, their pairs of 8-byte barriers, `key_rings` of K's, and a ring of two tile numbers.
+/// converted, their pairs of 8-byte barriers, `key_rings` of K's, and a ring of two tiles.
 constexpr int loaded_shared_bytes(const auto& c, int key_rings = 1) {
   const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
   const int kv_elements = c.tiling.block_n * (c.tiling.head_dim_qk + (c.v_in_k ? 0 : c.tiling.head_dim_v));
@@ -96,12 +100,12 @@ constexpr int loaded_shared_bytes(const auto& c, int key_rings = 1) {
   const int key_scales = c.row_scales && converts ? converted_stages * c.tiling.block_n * 4 : 0;
   const int rings = (key_rings + 1) * c.tile_stages() + 2 * c.byte_stages();
   const int barriers = 16 * (rings + c.q_stages * c.consumers());
-  return (q_tiles + kv_tiles + byte_tiles + barriers + key_scales + 40 + 1023) / 1024 * 1024;
+  return (q_tiles + kv_tiles + byte_tiles + barriers + key_scales + 144 + 1023) / 1024 * 1024;
 }
 
 /// Dynamic shared memory of the kernel.
 constexpr int forward_shared_bytes(const ForwardConfig& c) {
-  return loaded_shared_bytes(c);
+  return c.teams * loaded_shared_bytes(c);
 }
 
 /// CTAs of the kernel that an SM holds.

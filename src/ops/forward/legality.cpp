@@ -65,6 +65,27 @@ std::string gathering_objection(const ForwardConfig& c) {
   return {};
 }
 
+/// Which rule a Config breaks whose warpgroups are not all in step; empty if none.
+std::string apart_objection(const ForwardConfig& c) {
+  if (c.teams < 1 || c.teams * c.consumers() > 4)
+    return fmt::format("{} teams of {} consumer warpgroups: a CTA has registers for four in all", c.teams,
+                       c.consumers());
+  if (c.teams > 1) {
+    if (!c.schedule.dynamic || c.schedule.pingpong) return "teams take dynamic, and no pingpong";
+    if (c.has_byte_keys() || c.gathers() || c.schedule.split || c.schedule.invariant)
+      return "teams take whole tiles, and keys of 16 bits that TMA loads";
+  }
+  if (c.schedule.own_blocks) {
+    if (c.schedule.pingpong) return "own_blocks takes no pingpong: its warpgroups are not in step";
+    if (c.mask.varlen || c.functions.block_lists)
+      return "own_blocks takes neither varlen, where a tile's warpgroups clear the end of V together, nor "
+             "lists";
+    if (c.stages < 2 || !c.schedule.specialised || !c.schedule.overlap || c.schedule.invariant)
+      return "own_blocks takes two stages, specialised, overlap and whole tiles";
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string forward_objection(const ForwardConfig& c) {
@@ -90,11 +111,14 @@ std::string forward_objection(const ForwardConfig& c) {
   if (c.gathers()) {
     if (std::string why = gathering_objection(c); !why.empty()) return why;
   }
+  if (std::string why = apart_objection(c); !why.empty()) return why;
   if (c.schedule.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
   return tiles_objection(c);
 }
 
 int forward_local_bytes_allowed(const ForwardConfig& c) {
+  // Words of a tile, and of the producer's search.
+  if (c.teams > 1 && c.mask.varlen) return 16;
   // Words of a tile, stored once and read up to 14 times a tile with two masks, three times without: none in
   // the loops over unmasked blocks, at most one in a loop over masked ones.
   return c.tiling.head_dim_v <= 192 || c.tiling.block_n != 80 || c.mask.varlen ? 0 : c.mask.causal ? 8 : 12;

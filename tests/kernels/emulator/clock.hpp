@@ -15,7 +15,7 @@
 
 namespace tandem::emulator {
 
-constexpr std::uint32_t max_threads = 512;
+constexpr std::uint32_t max_threads = 640;
 constexpr std::uint32_t max_barriers = 64;
 constexpr std::uint32_t max_warpgroups = max_threads / 128;
 constexpr std::uint32_t max_storers = 16;

@@ -80,6 +80,8 @@ void launch_forward(void (*kernel)(Params), const Problem& p, const ForwardParam
 std::span<const EmulatedForward> narrow_forwards();
 std::span<const EmulatedForward> wide_forwards();
 std::span<const EmulatedForward> widest_forwards();
+/// Those for tiles of few key blocks.
+std::span<const EmulatedForward> short_tile_forwards();
 /// One for each element type, score transform and bound on the head dimension, that knows every mask and any
 /// lengths.
 std::span<const EmulatedForward> general_forwards();

@@ -31,8 +31,8 @@ std::vector<EmulatedForward> group_forwards() {
 }
 
 std::vector<EmulatedForward> all_forwards() {
-  return all_of({narrow_forwards(), wide_forwards(), widest_forwards(), split_forwards(),
-                 heads_as_rows_forwards(), mixed_split_forwards(), mixed_forwards(),
+  return all_of({narrow_forwards(), wide_forwards(), widest_forwards(), short_tile_forwards(),
+                 split_forwards(), heads_as_rows_forwards(), mixed_split_forwards(), mixed_forwards(),
                  mixed_heads_as_rows_forwards(), row_scales_split_forwards(), row_scales_forwards(),
                  row_scales_heads_as_rows_forwards(), decode_forwards(), decode_bytes_forwards(),
                  wide_heads_forwards(), pair_forwards(), sm80_forwards(), split_sm80_forwards(),

@@ -20,13 +20,18 @@ namespace tandem {
 
 template <ForwardConfig C>
 TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ ForwardKernelParams<C> p) {
-  static_assert(sizeof(ForwardShared<C>) == forward_shared_bytes(C));
-  auto& shared = *reinterpret_cast<ForwardShared<C>*>(ptx::dynamic_shared());
+  static_assert(C.teams * sizeof(ForwardShared<C>) == forward_shared_bytes(C));
+  auto* const teams = reinterpret_cast<ForwardShared<C>*>(ptx::dynamic_shared());
+  auto& shared = teams[0];
   const int warp = ptx::warp_index();
+  for (int team = 1; team < C.teams; ++team) prepare_forward<C>(p, teams[team], teams[team]);
   begin_forward<C>(p, shared, shared);
 
-  auto consume = [&](int warpgroup) {
-    ForwardConsumer<C> consumer(p, shared, warpgroup, static_cast<int>(ptx::thread_index()) % warpgroup_size);
+  auto consume = [&](int number) {
+    const int team = C.teams == 1 ? 0 : number / C.consumers();
+    const int warpgroup = number - team * C.consumers();
+    ForwardConsumer<C> consumer(p, teams[team], warpgroup,
+                                static_cast<int>(ptx::thread_index()) % warpgroup_size, team);
     if (warpgroup == C.consumers() - 1) consumer.pingpong_pass();
     consumer.run();
   };
@@ -36,7 +41,11 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ 
       if constexpr (C.gathers()) {
         ForwardGatherer<C>(p, shared, warp).run();
       } else {
-        if (warp == 0) ForwardLoader<C>(p, shared).run();
+        if (warp < C.teams) {
+          ForwardLoader<C> loader(p, teams[warp]);
+          if constexpr (C.teams > 1) loader.tiles.dynamic_tiles.set_team(warp, C.teams);
+          loader.run();
+        }
       }
     } else if (C.has_byte_keys() && warp < 8) {
       if constexpr (C.has_byte_keys()) {

@@ -24,6 +24,7 @@ struct ForwardConsumer {
   Shared& shared;
   const int warpgroup;
   const int thread;  ///< in the warpgroup
+  const int team;
   const tile::FragmentPosition position;
   const float scale_log2;
   typename tile::Ring<C.tile_stages()>::Position k_at, v_at;
@@ -33,11 +34,13 @@ struct ForwardConsumer {
   /// Without a producer warp, warp 0 of the consumers loads.
   typename Select<C.schedule.specialised, ForwardNoLoader<C>, ForwardLoader<C>>::type loader;
 
-  TANDEM_DEVICE ForwardConsumer(const ForwardKernelParams<C>& params, Shared& s, int warpgroup_, int thread_)
+  TANDEM_DEVICE ForwardConsumer(const ForwardKernelParams<C>& params, Shared& s, int warpgroup_, int thread_,
+                                int team_ = 0)
       : p(params),
         shared(s),
         warpgroup(warpgroup_),
         thread(thread_),
+        team(team_),
         position(thread_),
         scale_log2(tile::scale_log2_of<C.transform>(params)),
         output{{}, params, warpgroup_, thread_},
@@ -112,7 +115,7 @@ struct ForwardConsumer {
   /// otherwise TMA fills them with zeros.
   TANDEM_DEVICE void clear_v_tail(int valid_rows) {
     shared.v_ring.wait(v_at);
-    tile::clear_tail<C.consumers()>(shared.v[v_at.stage], valid_rows, warpgroup, thread);
+    tile::clear_tail<C.consumers()>(shared.v[v_at.stage], valid_rows, warpgroup, thread, team);
   }
 
   TANDEM_DEVICE void run() {

@@ -157,8 +157,7 @@ struct ForwardGatherer {
   /// The first warp takes the tiles.
   TANDEM_DEVICE bool find() {
     const bool leader = lane_anew() == 0;
-    const int number = warp == 0 ? tiles.template number<true>(leader) : tiles.template number<false>(leader);
-    return tiles.go_to(number, t);
+    return warp == 0 ? tiles.template next<true>(t, leader) : tiles.template next<false>(t, leader);
   }
   TANDEM_DEVICE void run() {
     while (find()) {

@@ -301,15 +301,21 @@ struct ForwardLoader {
   }
 };
 
-/// How the forward kernels begin: `shared` makes the barriers, and what Q does not fill is cleared.
+/// `shared` makes the barriers, and what Q does not fill is cleared.
 template <auto C, typename Shared>
-TANDEM_DEVICE void begin_forward(const ForwardParams& p, Shared& shared, ForwardShared<C>& in) {
+TANDEM_DEVICE void prepare_forward(const ForwardParams& p, Shared& shared, ForwardShared<C>& in) {
   if (ptx::thread_index() == 0) shared.init();
   for (int w = 0; w < C.consumers(); ++w) {
     for (auto& q : in.q[w]) {
       tile::clear_unfilled<C.tiling>(q, p, static_cast<int>(ptx::thread_index()), C.threads());
     }
   }
+}
+
+/// How the forward kernels begin.
+template <auto C, typename Shared>
+TANDEM_DEVICE void begin_forward(const ForwardParams& p, Shared& shared, ForwardShared<C>& in) {
+  prepare_forward<C>(p, shared, in);
   constexpr int sharing = sharing_ctas<C>;
   if constexpr (sharing > 1) {
     ptx::sync_block();

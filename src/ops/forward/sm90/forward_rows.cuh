@@ -22,6 +22,7 @@ struct ForwardRows : tile::KeyScale<C.has_byte_keys()> {
   static constexpr int scores = Consumer::scores;
   static constexpr int outputs = Consumer::outputs;
   static constexpr bool lists = C.functions.block_lists;
+  static constexpr bool own_blocks = C.schedule.own_blocks;
   /// Blocks without a mask keep their rows' maxima; not those that a mask function is asked about, nor with a
   /// score function those of a warp of which a row has seen no key: -inf may have hidden its first ones.
   static constexpr bool lazy_blocks =
@@ -34,7 +35,8 @@ struct ForwardRows : tile::KeyScale<C.has_byte_keys()> {
   static constexpr bool find_early = outputs <= 96;
   /// On the diagonal, a warp's rows may see only the left half of the block. Then the exponentials of the
   /// right half are 0 and not computed.
-  static constexpr bool halves = C.mask.causal && C.tiling.block_n % 32 == 0;
+  static constexpr bool halves =
+      C.mask.causal && C.tiling.block_n % 32 == 0 && !(own_blocks && C.tiling.block_n == 64);
 
   Consumer& c;
   tile::QueryTile& t;
@@ -54,7 +56,7 @@ struct ForwardRows : tile::KeyScale<C.has_byte_keys()> {
         t(tile),
         first_query(tile::first_query<C.tiling>(c.p, t.index.m, c.warpgroup)),
         queries(tile::queries_of_unit<C.tiling>(c.p)),
-        own(tile::BlockRange::of<C.tiling.block_n>(t.visible, first_query, first_query + queries)),
+        own(own_range(t, first_query, queries)),
         visit(t.blocks.end - 1),
         o(state.o),
         probabilities(state.probabilities),
@@ -65,19 +67,33 @@ struct ForwardRows : tile::KeyScale<C.has_byte_keys()> {
       functions.template set_rows<C.tiling>(c.p, t.index, first_query, c.position);
   }
 
+  /// The blocks of this warpgroup's queries. Where loops count them, ptxas has to know that they are uniform.
+  static TANDEM_DEVICE tile::BlockRange own_range(const tile::QueryTile& t, int first_query, int queries) {
+    if constexpr (own_blocks) first_query = ptx::warp_uniform(first_query);
+    return tile::BlockRange::of<C.tiling.block_n>(t.visible, first_query, first_query + queries);
+  }
+
   // ---- One block ----
 
   TANDEM_DEVICE void find_block() {
     if constexpr (lists) at = tile::key_visit<C.functions, true>(c.p, t.index, visit);
   }
+  /// The blocks that this warpgroup computes.
+  TANDEM_DEVICE const tile::BlockRange& blocks() const {
+    if constexpr (own_blocks) {
+      return own;
+    } else {
+      return t.blocks;
+    }
+  }
   TANDEM_DEVICE int block() const { return lists ? at.block : visit; }
   TANDEM_DEVICE int first_key() const { return block() * C.tiling.block_n; }
   TANDEM_DEVICE void wait_next_k() {
-    if (visit > t.blocks.first) c.shared.k_ring.wait(c.k_at);
+    if (visit > blocks().first) c.shared.k_ring.wait(c.k_at);
   }
   TANDEM_DEVICE void release_scores() {
     c.release_k();
-    if (!release_q_late && visit == t.blocks.first) c.release_q();
+    if (!release_q_late && visit == blocks().first) c.release_q();
   }
 
   /// Logits out of Q K^T. `whole`: the mask function hides nothing of the block.
@@ -261,15 +277,42 @@ struct ForwardRows : tile::KeyScale<C.has_byte_keys()> {
 
   // ---- The tile ----
 
+  /// Blocks of which this warpgroup's queries see nothing: their buffers go back as they come, when all lanes
+  /// have waited for them.
+  TANDEM_DEVICE void pass_block() {
+    c.shared.k_ring.wait(c.k_at);
+    c.shared.v_ring.wait(c.v_at);
+    ptx::sync_warp();
+    c.release_k();
+    c.release_v();
+  }
+  TANDEM_DEVICE void pass_until(int end) {
+    for (; visit >= end; --visit) pass_block();
+  }
+  /// A tile of which this warpgroup's queries see nothing.
+  TANDEM_DEVICE bool run_unseeing() {
+    c.shared.q_ring[c.warpgroup].wait(c.q_at);
+    ptx::sync_warp();
+    c.release_q();
+    pass_until(t.blocks.first);
+    c.output.template store_unseeing<C.schedule.split>(t.index, t.part);
+    return c.find(t);
+  }
+
   /// Computes the tile and replaces it by the next one; false if there is none.
   TANDEM_DEVICE bool run() {
+    if constexpr (own_blocks) {
+      if (own.first >= own.end) return run_unseeing();
+      pass_until(own.end);
+    }
+    const int passed = own_blocks ? own.first - t.blocks.first : 0;
     first_block();
     --visit;
     if constexpr (lists) {
       for (; visit >= t.blocks.first; --visit) next_block(true);
     } else {
       const auto step = [this](bool masked) { next_block(masked); };
-      tile::walk_blocks<C.mask>(visit, t.blocks, own, step);
+      tile::walk_blocks<C.mask>(visit, blocks(), own, step);
     }
     if constexpr (release_q_late) c.release_q();
     c.shared.v_ring.wait(c.v_at);
@@ -281,6 +324,9 @@ struct ForwardRows : tile::KeyScale<C.has_byte_keys()> {
     if constexpr (find_early) more = c.find(t);
     wait_output();
     c.release_v();
+    if constexpr (own_blocks) {
+      for (int left = ptx::warp_uniform(passed); left > 0; --left) pass_block();
+    }
     c.store(index, o, softmax, part, place);
     if constexpr (!find_early) more = c.find(t);
     return more;
