@@ -50,7 +50,10 @@ TEST(ForwardPlan, EveryTileIsLegalAtItsWidest) {
     c.tiling.block_n = tile.block_n;
     c.stages = tile.stages;
     c.q_stages = tile.q_stages;
+    c.teams = tile.teams;
+    c.schedule.dynamic = tile.dynamic;
     c.schedule.output_late = tile.output_late;
+    c.schedule.own_blocks = tile.own_blocks;
     c.schedule.pingpong = tile.pingpong;
     EXPECT_EQ(forward_objection(c), "") << tile.head_dim_qk << " " << tile.head_dim_v;
   }
@@ -139,9 +142,9 @@ TEST(ForwardPlan, PromptsOnSmallPagesAreGathered) {
   EXPECT_EQ(keys_on(16), KeySource::padded_pages);
   p = problem(64, 64, 4096, 4096);
   EXPECT_EQ(keys_on(64), KeySource::pages);
-  EXPECT_EQ(choose_forward_config(CallFacts(p)).tiling.block_m, 192);
+  EXPECT_EQ(choose_forward_config(CallFacts(p)).teams, 2);
   EXPECT_EQ(keys_on(16), KeySource::gathered_pages);
-  EXPECT_EQ(choose_forward_config(CallFacts(p)).tiling.block_m, 128) << "three warpgroups leave no registers";
+  EXPECT_EQ(choose_forward_config(CallFacts(p)).tiling.block_m, 128) << "more warpgroups leave no registers";
   p = problem(96, 96, 4096, 4096);
   EXPECT_EQ(keys_on(16), KeySource::pages) << "a row of 96 columns is no whole number of swizzled ones";
   p = problem(128, 128, 4096, 4096);
@@ -190,15 +193,14 @@ TEST(ForwardPlan, PackedSequencesGetTheTileOfTheirMeanLength) {
   const std::int32_t lengths[2] = {};
   const auto block_m = [&](std::int64_t batch, bool packed) {
     Problem p = problem(64, 64, 16384, 16384);
-    p.window_right = 0;
     p.batch = batch;
     p.packed_q = p.packed_k = packed;
     (packed ? p.cu_seqlens_k : p.seqused_k).data = lengths;
     return choose_forward_config(CallFacts(p)).tiling.block_m;
   };
   EXPECT_EQ(block_m(1, true), 192);
-  EXPECT_EQ(block_m(10, true), 192);  // 1638 keys each
-  EXPECT_EQ(block_m(11, true), 128);  // 1489
+  EXPECT_EQ(block_m(2, true), 192);   // 8192 keys each
+  EXPECT_EQ(block_m(3, true), 128);   // 5461
   EXPECT_EQ(block_m(1, false), 128);  // as many as 16384, or none
   EXPECT_EQ(block_m(0, true), 192);   // no sequences: anything, without a division by 0
 }
@@ -213,7 +215,7 @@ TEST(ForwardPlan, WideHeadsTakeFewerKeysABlockWhereSequencesAreShort) {
   EXPECT_FALSE(config(4096).schedule.pingpong);
 }
 
-/// Tiles of causal sequences whose queries see as many keys on average.
+/// Tiles of causal sequences whose queries see as many keys on average, but of short ones none.
 TEST(ForwardPlan, AWindowGetsTheTileOfItsWidth) {
   const auto config = [](std::int64_t head_dim, std::int64_t left) {
     Problem p = problem(head_dim, head_dim, 16384, 16384);
@@ -221,76 +223,32 @@ TEST(ForwardPlan, AWindowGetsTheTileOfItsWidth) {
     p.window_right = 0;
     return choose_forward_config(CallFacts(p));
   };
-  EXPECT_EQ(config(128, -1).tiling.block_n, 160);
-  EXPECT_EQ(config(128, 8000).tiling.block_n, 160);
-  EXPECT_EQ(config(128, 4095).tiling.block_n, 128);
-  EXPECT_EQ(config(128, 127).q_stages, 2);
-  EXPECT_EQ(config(64, 1023).tiling.block_m, 192);
-  EXPECT_EQ(config(64, 127).tiling.block_m, 128);
+  EXPECT_EQ(config(96, -1).tiling.block_n, 96);
+  EXPECT_EQ(config(96, 1023).tiling.block_n, 96);
+  EXPECT_EQ(config(96, 255).tiling.block_n, 64);
+  EXPECT_EQ(config(128, 0).tiling.block_m, 192) << "that of 512 keys, not of 2";
 }
 
-TEST(ForwardLegality, NamesTheRuleThatIsBroken) {
-  const auto objection = [](auto change) {
-    ForwardConfig c;
-    change(c);
-    return forward_objection(c);
-  };
-  EXPECT_EQ(objection([](ForwardConfig&) {}), "");
-  EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.head_dim_qk = 48; }).find("48"), std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.head_dim_v = 288; }).find("288"), std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.block_m = 256; }).find("block_m 256"),
-            std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.block_n = 24; }).find("block_n 24"), std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.block_n = 272; }).find("block_n 272"),
-            std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) { c.stages = 0; }).find("stages 0"), std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) { c.stages = 4; }).find("shared memory"), std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.block_m = 192; }).find("registers"), std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.block_m = 64; }).find("pingpong"), std::string::npos);
-}
-
-TEST(ForwardLegality, NamesTheRuleOfEightBitKeysThatIsBroken) {
-  const auto objection = [](auto change) {
-    ForwardConfig c;
-    c.stages = 1;
-    c.key_type = OperandType::e4m3;
-    c.transform = ScoreTransform::scaled;
-    change(c);
-    return forward_objection(c);
-  };
-  const auto has = [](const std::string& text, const char* part) { return text.find(part) != text.npos; };
-  EXPECT_EQ(objection([](ForwardConfig& c) { c.tiling.block_n = 64; }), "");
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.schedule.specialised = false; }), "producer warpgroup"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.block_m = 192; }), "one or two consumer"));
-  EXPECT_TRUE(
-      has(objection([](ForwardConfig& c) { c.tiling.head_dim_v = 192; }), "from a head_dim_v of 129"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.head_dim_qk = 96; }), "multiples of 64"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.block_n = 80; }), "whole 32 rows"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.transform = ScoreTransform::raw; }), "scaled scores"));
-  const auto decoding = [&](auto change) {
-    DecodeConfig c{.key_type = OperandType::e4m3};
-    c.stages = 1;
-    c.transform = ScoreTransform::scaled;
-    change(c);
-    return forward_objection(c);
-  };
-  EXPECT_EQ(decoding([](DecodeConfig&) {}), "");
-  EXPECT_EQ(decoding([](DecodeConfig& c) { c.tiling.block_n = 128; }), "");
-  EXPECT_EQ(decoding([](DecodeConfig& c) { c.row_scales = true; }), "");
-  EXPECT_TRUE(has(decoding([](DecodeConfig& c) {
-                    c.tiling.block_n = 128;
-                    c.row_scales = true;
-                  }),
-                  "blocks of 64 keys"));
-  EXPECT_TRUE(has(decoding([](DecodeConfig& c) { c.tiling.block_m = 64; }), "block_m 64 is not 16"));
-  EXPECT_TRUE(has(decoding([](DecodeConfig& c) { c.tiling.head_dim_v = 96; }), "multiples of 64"));
-  EXPECT_TRUE(has(decoding([](DecodeConfig& c) { c.transform = ScoreTransform::raw; }), "scaled scores"));
-}
-
-TEST(ForwardLegality, SharedMemoryIsWhatTheTilesTake) {
-  const ForwardConfig c;  // 128 x 128, head_dim 128: Q 32 KB, two stages of K and V 128 KB
-  EXPECT_GE(forward_shared_bytes(c), (32 + 128) * 1024);
-  EXPECT_LE(forward_shared_bytes(c), (32 + 128 + 1) * 1024);
+/// Functions and gathered pages have one team, and varlen warpgroups in step.
+TEST(ForwardPlan, TeamsAndOwnBlocksAreWhereTheKernelAllowsThem) {
+  const std::int32_t lengths[2] = {};
+  for (const bool causal : {false, true}) {
+    Problem p = problem(64, 64, 512, 512);
+    if (causal) p.window_right = 0;
+    const ForwardConfig c = choose_forward_config(CallFacts(p));
+    EXPECT_EQ(c.teams, 2);
+    EXPECT_EQ(c.schedule.own_blocks, causal);
+    p.seqused_k.data = lengths;
+    const ForwardConfig varlen = choose_forward_config(CallFacts(p));
+    EXPECT_EQ(varlen.teams, 2);
+    EXPECT_FALSE(varlen.schedule.own_blocks);
+    p.pages = {.table = lengths, .count = 9, .page_size = 16};
+    const ForwardConfig gathered = choose_forward_config(CallFacts(p));
+    EXPECT_EQ(gathered.teams, 1);
+    EXPECT_TRUE(gathered.gathers());
+    p.pages.page_size = 64;
+    EXPECT_EQ(choose_forward_config(CallFacts(p)).teams, 2);
+  }
 }
 
 /// What bits depend on is the same for every call of a model: only who computes what may differ.

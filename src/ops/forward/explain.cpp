@@ -28,12 +28,16 @@ template <typename Config>
 std::vector<std::string> explain_tiles(const CallFacts& facts, const Config& c, const char* why,
                                        const char* maxima) {
   const Problem& problem = facts.problem;
+  std::string at_once;
+  if constexpr (requires { c.teams; }) {
+    if (c.teams > 1) at_once = fmt::format(", {} at a time", c.teams);
+  }
   std::vector<std::string> lines = {
       fmt::format("kernel {}: {}, head_dim {} padded to {}, head_dim_v {} to {}", gpu::kernel_of(c).entry,
                   name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
                   c.tiling.head_dim_v),
-      fmt::format("tile {} x {} keys, {} stages, ping-pong {}: {}", words_of_rows(problem, c.tiling),
-                  c.tiling.block_n, c.stages, c.schedule.pingpong ? "on" : "off", why),
+      fmt::format("tile {} x {} keys{}, {} stages, ping-pong {}: {}", words_of_rows(problem, c.tiling),
+                  c.tiling.block_n, at_once, c.stages, c.schedule.pingpong ? "on" : "off", why),
       fmt::format("{} persistent scheduler; {}{}", c.schedule.dynamic ? "dynamic" : "static", maxima,
                   c.schedule.output_late ? "; the output is waited for behind the exponentials" : ""),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),

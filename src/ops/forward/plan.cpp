@@ -21,35 +21,43 @@ constexpr const char* three_blocks = "three key blocks in flight, and registers 
 constexpr const char* diagonal = "square tiles waste least along the diagonal";
 constexpr const char* two_blocks = "two key blocks a tile: the next tile's Q comes in meanwhile";
 constexpr const char* short_tiles = "few key blocks a tile: ping-pong, and a short first softmax";
+constexpr const char* two_teams = "two tiles at a time: where one begins or ends the other computes";
+constexpr const char* three_warpgroups =
+    "three warpgroups keep the tensor cores busier than two on wider blocks";
+constexpr const char* apart = "three warpgroups, each on the key blocks that its own queries see";
 constexpr const char* output_bound = "the output accumulator leaves registers for no wider key block";
 
 // Measured on an H100 and an H200: docs/kernels/forward.md has the alternatives and their numbers.
 constexpr ForwardTileLine tiles[] = {
     // head_dim_qk, head_dim_v, masked, from_keys, varlen_from,
-    //     block_m, block_n, stages, q_stages, dynamic, pingpong, output_late, why
-    {64, 64, false, 0, 0, 192, 128, 4, 2, false, true, false, exp_bound},
-    {64, 64, true, 1536, 1536, 192, 128, 4, 2, true, true, false, exp_bound},
-    {64, 64, true, 0, 0, 128, 128, 4, 2, true, true, false, diagonal},
-    {128, 128, false, 6144, never, 128, 160, 2, 1, false, false, true, widest_late},
-    {128, 128, false, 1536, never, 128, 128, 3, 1, false, false, true, three_blocks},
-    {128, 128, false, 0, 0, 128, 128, 3, 1, false, true, true, three_blocks},
-    {128, 128, true, 12288, never, 128, 160, 2, 1, true, false, true, widest_late},
-    {128, 128, true, 384, 0, 128, 128, 3, 1, true, true, true, diagonal},
-    {128, 128, true, 0, never, 128, 128, 2, 2, true, true, false, two_blocks},
-    {192, 128, false, 0, 0, 128, 128, 2, 1, false, false, true, widest_late},
-    {192, 128, true, 0, 0, 128, 128, 2, 1, true, false, true, widest_late},
-    {160, 160, false, 0, 0, 128, 128, 2, 1, false, false, true, widest_late},
-    {160, 160, true, 0, 0, 128, 128, 2, 1, true, false, true, widest_late},
-    {192, 192, false, 0, 0, 128, 112, 2, 1, false, false, false, widest},
-    {192, 192, true, 0, 0, 128, 112, 2, 1, true, false, false, widest},
-    {256, 128, false, 0, 0, 128, 96, 2, 1, false, false, true, widest_late},
-    {256, 128, true, 0, 0, 128, 96, 2, 1, true, false, true, widest_late},
-    {256, 256, false, 3072, 0, 128, 80, 2, 1, false, false, false, output_bound},
-    {256, 256, false, 768, never, 128, 80, 2, 1, false, true, false, output_bound},
-    {256, 256, false, 0, never, 128, 64, 2, 1, false, true, false, short_tiles},
-    {256, 256, true, 3072, never, 128, 80, 2, 1, true, false, false, output_bound},
-    {256, 256, true, 0, 0, 128, 64, 2, 1, true, false, false, diagonal},
+    //     block_m, block_n, stages, q_stages, dynamic, pingpong, output_late, own_blocks, teams, why
+    {64, 64, false, 6144, 6144, 192, 128, 4, 2, false, true, false, false, 1, exp_bound},
+    {64, 64, false, 0, 0, 128, 64, 4, 2, true, false, false, false, 2, two_teams},
+    {64, 64, true, 0, 0, 128, 64, 4, 2, true, false, false, true, 2, two_teams},
+    {64, 64, true, 0, 0, 128, 128, 4, 2, true, true, false, false, 1, diagonal},
+    {96, 96, false, 1536, never, 192, 96, 3, 2, true, false, false, false, 1, three_warpgroups},
+    {96, 96, true, 1536, never, 192, 96, 3, 2, true, false, false, true, 1, apart},
+    {128, 128, false, 1536, never, 192, 64, 4, 2, true, false, true, false, 1, three_warpgroups},
+    {128, 128, false, 0, 0, 128, 128, 3, 1, false, true, true, false, 1, three_blocks},
+    {128, 128, true, 384, never, 192, 64, 4, 2, true, false, true, true, 1, apart},
+    {128, 128, true, 0, never, 128, 128, 2, 2, true, true, false, false, 1, two_blocks},
+    {128, 128, true, never, 0, 128, 128, 3, 1, true, true, true, false, 1, diagonal},
+    {192, 128, false, 0, 0, 128, 128, 2, 1, false, false, true, false, 1, widest_late},
+    {192, 128, true, 0, 0, 128, 128, 2, 1, true, false, true, false, 1, widest_late},
+    {160, 160, false, 0, 0, 128, 128, 2, 1, false, false, true, false, 1, widest_late},
+    {160, 160, true, 0, 0, 128, 128, 2, 1, true, false, true, true, 1, widest_late},
+    {192, 192, false, 0, 0, 128, 112, 2, 1, false, false, false, false, 1, widest},
+    {192, 192, true, 0, 0, 128, 112, 2, 1, true, false, false, true, 1, widest},
+    {256, 128, false, 0, 0, 128, 96, 2, 1, false, false, true, false, 1, widest_late},
+    {256, 128, true, 0, 0, 128, 96, 2, 1, true, false, true, false, 1, widest_late},
+    {256, 256, false, 3072, 0, 128, 80, 2, 1, false, false, false, false, 1, output_bound},
+    {256, 256, false, 768, never, 128, 80, 2, 1, false, true, false, false, 1, output_bound},
+    {256, 256, false, 0, never, 128, 64, 2, 1, false, true, false, false, 1, short_tiles},
+    {256, 256, true, 0, 0, 128, 64, 2, 1, true, false, false, true, 1, diagonal},
 };
+
+/// Narrow windows take the line of so many keys, which was the fastest for those of 128.
+constexpr std::int64_t narrow_window_keys = 512;
 
 /// Head dimensions of 8-bit keys are padded to 64, or to 128 where they are in pages of single rows: the keys
 /// of a block are to be as many in both cases.
@@ -103,7 +111,8 @@ int padded_for(const Problem& p, std::int64_t head_dim) {
   return padded(head_dim, (p.mixed() ? 64 : 32) * (single_rows ? 2 : 1));
 }
 
-ForwardConfig with_tile(ForwardConfig c, const ForwardTileLine& tile) {
+/// `in_step`: all warpgroups of a tile compute the same blocks.
+ForwardConfig with_tile(ForwardConfig c, const ForwardTileLine& tile, bool in_step) {
   c.tiling.block_m = tile.block_m;
   c.tiling.block_n = tile.block_n;
   c.stages = tile.stages;
@@ -111,18 +120,28 @@ ForwardConfig with_tile(ForwardConfig c, const ForwardTileLine& tile) {
   c.schedule.dynamic = tile.dynamic;
   c.schedule.pingpong = tile.pingpong;
   c.schedule.output_late = tile.output_late;
+  c.schedule.own_blocks = tile.own_blocks && !in_step;
+  c.teams = tile.teams;
   return c;
 }
 
 /// Whole tiles on small pages: threads copy their rows, 16 bytes at a time, where the kernel has room for it.
 /// Two warpgroups of consumers leave registers for that, three do not.
+bool may_gather(const ForwardConfig& c, const Problem& p) {
+  const bool small = (c.keys == KeySource::pages || c.gathers()) && p.pages.page_size <= most_gathered_page;
+  return small && !p.has_function() && p.head_dim_qk % 8 == 0 && p.head_dim_v % 8 == 0;
+}
 ForwardConfig with_gathered_pages(ForwardConfig c, const Problem& p) {
-  const bool small = c.keys == KeySource::pages && p.pages.page_size <= most_gathered_page;
-  if (!small || p.has_function() || p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) return c;
+  if (!may_gather(c, p)) return c;
   ForwardConfig gathered = c;
   gathered.keys = KeySource::gathered_pages;
   gathered.tiling.block_m = std::min(c.tiling.block_m, 128);
   return forward_objection(gathered).empty() ? gathered : c;
+}
+
+/// With varlen all of a tile's warpgroups clear what follows the keys in V, and lists are of whole tiles.
+bool is_in_step(const CallFacts& facts, const ForwardConfig& c) {
+  return c.mask.varlen || facts.problem.has_function();
 }
 
 }  // namespace
@@ -132,10 +151,11 @@ std::span<const ForwardTileLine> forward_tiles() {
 }
 
 const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys,
-                                    bool varlen) {
+                                    bool in_step, bool one_team) {
   for (const ForwardTileLine& tile : tiles) {
+    if (one_team && tile.teams > 1) continue;
     if (head_dim_qk <= tile.head_dim_qk && head_dim_v <= tile.head_dim_v && masked == tile.masked &&
-        keys >= (varlen ? tile.varlen_from : tile.from_keys)) {
+        keys >= (in_step ? tile.varlen_from : tile.from_keys)) {
       return tile;
     }
   }
@@ -151,9 +171,14 @@ const ForwardTileLine& forward_tile(const CallFacts& facts, const ForwardConfig&
   std::int64_t keys = known ? facts.keys : some;
   // Masked lines are chosen by causal sequences, whose queries see half of the keys on average.
   if (p.window_left >= 0 && p.window_right >= 0) {
-    keys = std::min(keys, 2 * (p.window_left + p.window_right + 1));
+    keys = std::min(keys, std::max(narrow_window_keys, 2 * (p.window_left + p.window_right + 1)));
   }
-  return forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, masked, keys, c.mask.varlen);
+  // Functions and gathered pages leave no registers for four warpgroups. Without a mask they have the tile of
+  // the longest sequences.
+  const bool one_team = p.has_function() || may_gather(c, p);
+  if (one_team && !masked) keys = never - 1;
+  return forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, masked, keys, is_in_step(facts, c),
+                      one_team);
 }
 
 template <typename Config>
@@ -191,7 +216,7 @@ ForwardConfig choose_forward_config(const CallFacts& facts) {
   if (facts.problem.split_size > 0) return with_fixed_splits(c, facts);
   if (shared || c.tiling.heads_as_rows) return with_few_queries(c, shared);
   if (c.has_byte_keys()) return with_converted_keys(c, facts);
-  return with_gathered_pages(with_tile(c, forward_tile(facts, c)), facts.problem);
+  return with_gathered_pages(with_tile(c, forward_tile(facts, c), is_in_step(facts, c)), facts.problem);
 }
 
 std::vector<ForwardConfig> shipped_forward_configs() {
@@ -202,6 +227,9 @@ std::vector<ForwardConfig> shipped_forward_configs() {
   constexpr Head heads[] = {{64, 64, true},    {96, 96, false},   {128, 128, true},
                             {192, 128, false}, {192, 192, false}, {256, 256, true}};
   std::vector<ForwardConfig> configs;
+  const auto add_once = [&](const ForwardConfig& c) {
+    if (std::find(configs.begin(), configs.end(), c) == configs.end()) configs.push_back(c);
+  };
   auto add = [&](const Head& head, const ForwardTileLine& tile, Element element, bool varlen) {
     ForwardConfig c;
     c.tiling.element = element;
@@ -209,10 +237,11 @@ std::vector<ForwardConfig> shipped_forward_configs() {
     c.tiling.head_dim_v = head.v;
     c.mask.varlen = varlen;
     c.mask.causal = tile.masked;
-    configs.push_back(with_tile(c, tile));
+    add_once(with_tile(c, tile, varlen));
     c.mask.local = true;
-    if (head.usual && tile.masked && (varlen ? tile.varlen_from : tile.from_keys) == 0)
-      configs.push_back(with_tile(c, tile));
+    const bool of_windows =
+        tile.masked && &tile == &forward_tile(head.qk, head.v, true, narrow_window_keys, varlen);
+    if (head.usual && of_windows) add_once(with_tile(c, tile, varlen));
   };
   for (const Head& head : heads) {
     for (const ForwardTileLine& tile : tiles) {

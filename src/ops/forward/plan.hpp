@@ -52,6 +52,8 @@ struct ForwardTileLine {
   bool dynamic;
   bool pingpong;
   bool output_late;
+  bool own_blocks;
+  int teams;
   const char* why;
 };
 
@@ -59,8 +61,9 @@ struct ForwardTileLine {
 std::span<const ForwardTileLine> forward_tiles();
 
 /// The line that serves these (padded) head dimensions and sequences of `keys` keys, on average if `varlen`.
+/// `in_step`: with varlen or functions, where own_blocks is not heeded. `one_team`: of lines without teams.
 const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys,
-                                    bool varlen);
+                                    bool in_step, bool one_team = false);
 
 /// The line that serves a Config of whole tiles. The device alone knows lengths that differ; the host knows
 /// the mean of sequences that follow each other, and of others (`seqused`) no more than the most there can

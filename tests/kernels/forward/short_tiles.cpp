@@ -55,6 +55,23 @@ std::span<const EmulatedForward> short_tile_forwards() {
                 return c;
               }(in_step(teams)),
               by_sequence(teams),
+              [](ForwardConfig c) {
+                c.mask.causal = false;
+                return c;
+              }(in_step(three)),
+              [](ForwardConfig c) {
+                c.tiling.head_dim_qk = c.tiling.head_dim_v = c.tiling.block_n = 96;
+                c.stages = 3;
+                c.schedule.output_late = false;
+                return c;
+              }(three),
+              ForwardConfig{
+                  .tiling = {.head_dim_qk = 160, .head_dim_v = 160},
+                  .mask = {.causal = true, .local = true},
+                  .schedule = {.dynamic = true, .pingpong = false, .output_late = true, .own_blocks = true}},
+              ForwardConfig{.tiling = {.head_dim_qk = 192, .head_dim_v = 192, .block_n = 112},
+                            .mask = {.causal = true},
+                            .schedule = {.dynamic = true, .pingpong = false, .own_blocks = true}},
               ForwardConfig{.tiling = {.head_dim_qk = 256, .head_dim_v = 256, .block_n = 64},
                             .mask = {.causal = true, .local = true},
                             .schedule = {.dynamic = true, .pingpong = false, .own_blocks = true}}>();
