@@ -12,6 +12,7 @@ namespace {
 
 constexpr const char* keeps_maxima = "unmasked blocks keep their rows' maxima, and are checked";
 constexpr const char* few_rows = "few queries a sequence, and too many tiles, or too few keys, to share them";
+constexpr const char* gathered_tiles = "blocks of as many keys as without pages, and so the same bits";
 constexpr const char* converted_tiles =
     "k and v of 8 bits: what shared memory holds of them beside the 16-bit tiles that they become";
 
@@ -70,6 +71,7 @@ std::vector<std::string> explain_forward(const CallFacts& facts, const ForwardCo
                           : c.schedule.split       ? shared_keys
                           : c.tiling.heads_as_rows ? few_rows
                           : c.has_byte_keys()      ? converted_tiles
+                          : c.gathers()            ? gathered_tiles
                                                    : forward_tile(facts, c).why;
   const bool moves = c.schedule.invariant || c.functions.given();
   return explain_tiles(facts, c, why, moves ? moves_maxima : keeps_maxima);

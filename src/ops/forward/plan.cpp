@@ -126,7 +126,8 @@ ForwardConfig with_tile(ForwardConfig c, const ForwardTileLine& tile, bool in_st
 }
 
 /// Whole tiles on small pages: threads copy their rows, 16 bytes at a time, where the kernel has room for it.
-/// Two warpgroups of consumers leave registers for that, three do not.
+/// Two warpgroups of consumers leave registers for that, three do not. Blocks have as many keys as those of
+/// keys in order, and so the same bits.
 bool may_gather(const ForwardConfig& c, const Problem& p) {
   const bool small = (c.keys == KeySource::pages || c.gathers()) && p.pages.page_size <= most_gathered_page;
   return small && !p.has_function() && p.head_dim_qk % 8 == 0 && p.head_dim_v % 8 == 0;
@@ -136,6 +137,7 @@ ForwardConfig with_gathered_pages(ForwardConfig c, const Problem& p) {
   ForwardConfig gathered = c;
   gathered.keys = KeySource::gathered_pages;
   gathered.tiling.block_m = std::min(c.tiling.block_m, 128);
+  gathered.teams = 1;
   return forward_objection(gathered).empty() ? gathered : c;
 }
 
@@ -173,9 +175,9 @@ const ForwardTileLine& forward_tile(const CallFacts& facts, const ForwardConfig&
   if (p.window_left >= 0 && p.window_right >= 0) {
     keys = std::min(keys, std::max(narrow_window_keys, 2 * (p.window_left + p.window_right + 1)));
   }
-  // Functions and gathered pages leave no registers for four warpgroups. Without a mask they have the tile of
-  // the longest sequences.
-  const bool one_team = p.has_function() || may_gather(c, p);
+  // Functions leave no registers for four warpgroups. Without a mask they have the tile of the longest
+  // sequences.
+  const bool one_team = p.has_function();
   if (one_team && !masked) keys = never - 1;
   return forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, masked, keys, is_in_step(facts, c),
                       one_team);
