@@ -117,6 +117,23 @@ struct DynamicScheduler {
     }
     at.advance();
   }
+  /// `give` and `receive` with a number alone.
+  TANDEM_DEVICE void give_number(int number, bool leader) {
+    if (leader) {
+      ptx::mbarrier_wait(shared.ring.empty[at.stage], at.phase ^ 1);
+      ptx::store_shared(&shared.tile[at.stage].index.m, number);
+      ptx::mbarrier_arrive(shared.ring.full[at.stage]);
+    }
+    at.advance();
+  }
+  TANDEM_DEVICE int receive_number(bool leader) {
+    shared.ring.wait(at);
+    const int number = ptx::load_shared(&shared.tile[at.stage].index.m);
+    ptx::sync_warp();
+    if (leader) shared.ring.release(at);
+    at.advance();
+    return number;
+  }
   /// All lanes of a consumer warp.
   TANDEM_DEVICE TileIndex receive(bool leader) {
     shared.ring.wait(at);

@@ -50,8 +50,9 @@ TANDEM_DEVICE void find_infinite(OnlineSoftmax& softmax, const Output& output, c
   }
 }
 
-/// The tiles of this CTA, one after another. Producer and consumers walk the same ones.
-template <Tiling T, Mask M, bool dynamic, KeySource keys = KeySource::rows>
+/// The tiles of this CTA, one after another. Producer and consumers walk the same ones. `by_number`: of a
+/// dynamic scheduler the consumers get numbers and locate tiles themselves, which takes fewer registers.
+template <Tiling T, Mask M, bool dynamic, KeySource keys = KeySource::rows, bool by_number = false>
 struct QueryTiles {
   const ForwardParams& p;
   StaticScheduler<M.causal && !M.varlen> static_tiles;
@@ -65,15 +66,15 @@ struct QueryTiles {
   template <bool producer>
   TANDEM_DEVICE bool next(QueryTile& t, bool leader) {
     bool found;
-    if constexpr (dynamic && !producer) {
+    if constexpr (dynamic && !producer && !by_number) {
       tiles.take(p, dynamic_tiles.receive(leader), t.index);
       found = t.index.m >= 0;
     } else {
       // The number is uniform already. The shuffle lets ptxas know, which then keeps loop counts and
       // descriptors in uniform registers; without it each WGMMA waits for four moves. `take` has it, too.
-      const int number = dynamic ? dynamic_tiles.take(leader) : static_tiles.next();
+      const int number = next_number<producer>(leader);
       found = tiles.locate(p, ptx::warp_uniform(number), t.index);
-      if constexpr (dynamic) {
+      if constexpr (dynamic && !by_number) {
         if (!found) t.index.m = -1;
         dynamic_tiles.give(t.index, leader);
       }
@@ -87,6 +88,20 @@ struct QueryTiles {
     const int queries = queries_of_tile<T>(p);
     t.blocks = BlockRange::of<T.block_n>(t.visible, t.index.m * queries, (t.index.m + 1) * queries);
     return true;
+  }
+
+ private:
+  template <bool producer>
+  TANDEM_DEVICE int next_number(bool leader) {
+    if constexpr (!dynamic) {
+      return static_tiles.next();
+    } else if constexpr (!producer) {
+      return dynamic_tiles.receive_number(leader);
+    } else {
+      const int number = dynamic_tiles.take(leader);
+      if constexpr (by_number) dynamic_tiles.give_number(number, leader);
+      return number;
+    }
   }
 };
 

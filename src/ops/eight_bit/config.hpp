@@ -63,6 +63,8 @@ struct EightBitConfig {
     return lazy_rescaling() && (mask.causal || slice_columns() > 64 || slices_overlap()) &&
            !schedule.overlap && !schedule.pingpong;
   }
+  /// Consumers locate their tiles themselves, where places that the producer hands over would spill.
+  [[nodiscard]] constexpr bool by_number() const { return pv == OperandType::s8 || mask.varlen; }
   /// Columns of V in a slice of P V.
   [[nodiscard]] constexpr int slice_columns() const { return tiling.head_dim_v / slices; }
 };

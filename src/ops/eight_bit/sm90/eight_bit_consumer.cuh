@@ -48,7 +48,7 @@ struct EightBitConsumer {
   typename tile::Ring<C.stages>::Position k_at, v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
   tile::Output<C.tiling> output;
-  tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic> tiles;
+  tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic, KeySource::rows, C.by_number()> tiles;
   // What belongs to the tile that is computed:
   static constexpr int factors = C.row_scales ? 2 : 1;  ///< the thread's two rows have one each, or share one
   float q_factor[factors];                              ///< scales of Q times the softmax's scale

@@ -110,7 +110,7 @@ struct EightBitLoader {
   const bool leader;
   typename tile::Ring<C.stages>::Position k_at, v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
-  tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic> tiles;
+  tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic, KeySource::rows, C.by_number()> tiles;
   tile::QueryTile t;
   bool head_is_transposed = false;  ///< all of the tile's V
 
