@@ -106,19 +106,17 @@ def sustained(document: Document) -> list[str]:
 
 
 def energy(document: Document) -> list[str]:
-    said, heads, tokens, head_dim = [], 16, 16384, 128
-    shape = {"head_dim": head_dim, "causal": 1, "seqlen": tokens}
-    for which, factor in (("forward", 1.0), ("backward", 2.5)):
+    said, heads, seqlen, batch, head_dim = [], 16, 8192, 2, 128
+    shape, tokens = {"head_dim": head_dim, "causal": 1, "seqlen": seqlen}, batch * seqlen
+    for what, which, factor in (("forward", "sustained", 1.0), ("backward", "backward", 2.5)):
         (cell,) = [c for c in document[which] if shape.items() <= c.items()]
-        flops = factor * 2 * heads * tokens**2 * head_dim
+        flops = factor * 2 * heads * batch * seqlen**2 * head_dim
         found = energy_of({"joules": cell["joules"]["tandem"]}, flops, tokens)
         said.append(
-            f"{which} {found['joules']:.2f} J, which are {found['picojoules_per_flop']:.2f} pJ a FLOP and "
+            f"{what} {found['joules']:.2f} J, which are {found['picojoules_per_flop']:.2f} pJ a FLOP and "
             f"{found['microjoules_per_token']:.0f} uJ a token (FA3: {cell['joules']['fa3']:.2f} J)"
         )
-    text = (
-        f"A causal layer of {heads} heads of {head_dim} on a sequence of {tokens:,} tokens costs on an H200 "
-    )
+    text = f"A causal layer of {heads} heads of {head_dim} on {batch} sequences of {seqlen} tokens costs on an H200 "
     return textwrap.wrap(text + f"in bf16 {said[0]}; {said[1]}.", 110)
 
 
@@ -297,20 +295,6 @@ def recipes(document: Document) -> list[str]:
     return right(["recipe", *inputs], rows)
 
 
-def whole_calls(document: Document) -> list[str]:
-    """Rows of gpu-speed --precision: how many whole calls are faster than those in bf16."""
-    entries = document["precision"]
-    seqlens = sorted({e["seqlen"] for e in entries})
-    rows = []
-    for setting in ("fp8", "int8"):
-        shares = [(e["seqlen"], e["tflops"][f"{setting} whole"] / e["tflops"]["16-bit"]) for e in entries]
-        faster = [sum(n == seqlen and share > 1 for n, share in shares) for seqlen in seqlens]
-        longer = [share for seqlen, share in shares if seqlen >= 1024]
-        counted = f"{sum(share > 1 for share in longer)} of {len(longer)}"
-        rows.append([setting, *faster, counted, ratio(geometric_mean(longer))])
-    return right(["faster than bf16", *seqlens, "from 1024", "geometric mean from 1024"], rows)
-
-
 TABLES: dict[str, Callable[[Document], list[str]]] = {
     "beside cuDNN": beside_cudnn,
     "forward": beside_fa3("forward"),
@@ -332,6 +316,5 @@ TABLES: dict[str, Callable[[Document], list[str]]] = {
     "functions": functions,
     "sm80": sm80,
     "quantized-inputs": quantized_inputs,
-    "whole-calls": whole_calls,
     "recipes": recipes,
 }
