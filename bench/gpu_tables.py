@@ -116,8 +116,8 @@ def energy(document: Document) -> list[str]:
             f"{what} {found['joules']:.2f} J, which are {found['picojoules_per_flop']:.2f} pJ a FLOP and "
             f"{found['microjoules_per_token']:.0f} uJ a token (FA3: {cell['joules']['fa3']:.2f} J)"
         )
-    text = f"A causal layer of {heads} heads of {head_dim} on {batch} sequences of {seqlen} tokens costs on an H200 "
-    return textwrap.wrap(text + f"in bf16 {said[0]}; {said[1]}.", 110)
+    layer = f"A causal layer of {heads} heads of {head_dim} on {batch} sequences of {seqlen} tokens"
+    return textwrap.wrap(f"{layer} costs on an H200 in bf16 {said[0]}; {said[1]}.", 110)
 
 
 def decode_beside_fa3(document: Document) -> list[str]:
