@@ -78,15 +78,16 @@ TEST_P(TimedForwardTiles, MatchFp64OnASampleOfRows) {
 INSTANTIATE_TEST_SUITE_P(
     Plan, TimedForwardTiles,
     testing::Combine(
-        testing::Values(Tile{64, false, 8200, 192, 128, true}, Tile{64, true, 1535, 128, 128, true},
-                        Tile{64, true, 1536, 192, 128, true}, Tile{64, true, 8200, 192, 128, true},
-                        Tile{128, false, 1000, 128, 128, true}, Tile{128, false, 1536, 128, 128, false},
-                        Tile{128, false, 6144, 128, 160, false}, Tile{128, false, 16300, 128, 160, false},
-                        Tile{128, true, 8200, 128, 128, true}, Tile{128, true, 12288, 128, 160, false},
-                        Tile{128, true, 16300, 128, 160, false}, Tile{256, false, 700, 128, 64, true},
-                        Tile{256, false, 768, 128, 80, true}, Tile{256, false, 3072, 128, 80, false},
-                        Tile{256, false, 8200, 128, 80, false}, Tile{256, true, 3000, 128, 64, false},
-                        Tile{256, true, 3072, 128, 80, false}, Tile{256, true, 8200, 128, 80, false}),
+        testing::Values(Tile{64, false, 6143, 128, 64, false}, Tile{64, false, 8200, 192, 128, true},
+                        Tile{64, true, 511, 128, 64, false}, Tile{64, true, 1535, 128, 64, false},
+                        Tile{64, true, 8200, 128, 64, false}, Tile{96, false, 1536, 192, 96, false},
+                        Tile{96, true, 1536, 192, 96, false}, Tile{128, false, 1000, 128, 128, true},
+                        Tile{128, false, 1536, 192, 64, false}, Tile{128, false, 16300, 192, 64, false},
+                        Tile{128, true, 383, 128, 128, true}, Tile{128, true, 384, 192, 64, false},
+                        Tile{128, true, 8200, 192, 64, false}, Tile{128, true, 16300, 192, 64, false},
+                        Tile{256, false, 700, 128, 64, true}, Tile{256, false, 768, 128, 80, true},
+                        Tile{256, false, 3072, 128, 80, false}, Tile{256, false, 8200, 128, 80, false},
+                        Tile{256, true, 3000, 128, 64, false}, Tile{256, true, 8200, 128, 64, false}),
         testing::Values(DType::bf16, DType::f16)),
     name_of_both);
 
