@@ -9,8 +9,8 @@ namespace tandem::tile {
 /// Named barriers of the forward kernels.
 enum ForwardBarrier : int {
   barrier_pingpong = 1,  ///< one for each consumer warpgroup, which it admits to the tensor cores
-  barrier_consumers =
-      4,  ///< joins all consumers of a team; in `forward_wide` one for each warpgroup that has O
+  /// Joins all consumers of a team; in `forward_wide` one for each warpgroup that has O.
+  barrier_consumers = 4,
 };
 
 /// Clears rows of a tile of V from `first` on. All consumers call, and meet.

@@ -108,40 +108,31 @@ struct DynamicScheduler {
     // The leader is the only lane with a number other than 0.
     return static_cast<int>(ptx::reduce_or(tile));
   }
-  /// Gives a tile to the consumers. As `take`.
-  TANDEM_DEVICE void give(const TileIndex& tile, bool leader) {
+  /// Gives a tile to the consumers, or its number. As `take`.
+  template <typename Given>
+  TANDEM_DEVICE void give(const Given& given, bool leader) {
     if (leader) {
       ptx::mbarrier_wait(shared.ring.empty[at.stage], at.phase ^ 1);
-      ptx::store_shared(&shared.tile[at.stage], GivenTile{tile});
+      ptx::store_shared(place<Given>(), given);
       ptx::mbarrier_arrive(shared.ring.full[at.stage]);
     }
     at.advance();
   }
-  /// `give` and `receive` with a number alone.
-  TANDEM_DEVICE void give_number(int number, bool leader) {
-    if (leader) {
-      ptx::mbarrier_wait(shared.ring.empty[at.stage], at.phase ^ 1);
-      ptx::store_shared(&shared.tile[at.stage].index.m, number);
-      ptx::mbarrier_arrive(shared.ring.full[at.stage]);
-    }
-    at.advance();
-  }
-  TANDEM_DEVICE int receive_number(bool leader) {
+  /// What the producer gives. All lanes of a consumer warp.
+  template <typename Given>
+  TANDEM_DEVICE Given receive(bool leader) {
     shared.ring.wait(at);
-    const int number = ptx::load_shared(&shared.tile[at.stage].index.m);
+    const Given given = ptx::load_shared(place<Given>());
     ptx::sync_warp();
     if (leader) shared.ring.release(at);
     at.advance();
-    return number;
+    return given;
   }
-  /// All lanes of a consumer warp.
-  TANDEM_DEVICE TileIndex receive(bool leader) {
-    shared.ring.wait(at);
-    const GivenTile tile = ptx::load_shared(&shared.tile[at.stage]);
-    ptx::sync_warp();
-    if (leader) shared.ring.release(at);
-    at.advance();
-    return tile.index;
+
+ private:
+  template <typename Given>
+  TANDEM_DEVICE Given* place() {
+    return reinterpret_cast<Given*>(&shared.tile[at.stage]);
   }
 };
 

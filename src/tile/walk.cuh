@@ -67,7 +67,7 @@ struct QueryTiles {
   TANDEM_DEVICE bool next(QueryTile& t, bool leader) {
     bool found;
     if constexpr (dynamic && !producer && !by_number) {
-      tiles.take(p, dynamic_tiles.receive(leader), t.index);
+      tiles.take(p, dynamic_tiles.template receive<GivenTile>(leader).index, t.index);
       found = t.index.m >= 0;
     } else {
       // The number is uniform already. The shuffle lets ptxas know, which then keeps loop counts and
@@ -76,7 +76,7 @@ struct QueryTiles {
       found = tiles.locate(p, ptx::warp_uniform(number), t.index);
       if constexpr (dynamic && !by_number) {
         if (!found) t.index.m = -1;
-        dynamic_tiles.give(t.index, leader);
+        dynamic_tiles.give(GivenTile{t.index}, leader);
       }
     }
     if (!found) return false;
@@ -96,10 +96,10 @@ struct QueryTiles {
     if constexpr (!dynamic) {
       return static_tiles.next();
     } else if constexpr (!producer) {
-      return dynamic_tiles.receive_number(leader);
+      return dynamic_tiles.template receive<int>(leader);
     } else {
       const int number = dynamic_tiles.take(leader);
-      if constexpr (by_number) dynamic_tiles.give_number(number, leader);
+      if constexpr (by_number) dynamic_tiles.give(number, leader);
       return number;
     }
   }
