@@ -34,7 +34,7 @@ Examples:
   tandem run q.npy k.npy v.npy dout.npy --backward --out results/
   tandem verify qkv.safetensors --causal --backward --dtype bf16
   tandem bench --dtype bf16 --head-dim 128 --seqlen 2048 --pass both
-  tandem tune --seqlen 8192 --block-n 112,128,176 --stages 2,3
+  tandem tune --seqlen 8192 --block-n 64,80,96 --stages 2,3,4
   tandem explain --seqlen 4096 --heads 16 --heads-kv 2 --causal
   tandem trace --head-dim 64 --picture trace.svg
   tandem info

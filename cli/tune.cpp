@@ -292,8 +292,8 @@ ratio is the planned Config's time over this one's: above 1 is faster. Fields ar
 src/ops/forward/config.hpp; 0 and 1 are off and on.
 
 Examples:
-  tandem tune --seqlen 8192 --causal no --block-n 112,128,144,160,176 --stages 2,3
-  tandem tune --head-dim 64 --seqlen 512,2048 --block-m 128,192 --q-stages 1,2 --pingpong 0,1 --json > tune.json
+  tandem tune --seqlen 8192 --causal no --block-n 64,80,96 --stages 2,3,4
+  tandem tune --head-dim 64 --seqlen 512,2048 --teams 1,2 --block-m 64,128 --q-stages 1,2 --json > tune.json
   tandem tune --head-dim 256 --dtype f16 --output-late 0,1
   tandem tune --pass backward --pingpong 0,1 --q-stages 2,3
   tandem tune --pass backward --deterministic 0,1)");
