@@ -75,7 +75,7 @@ int explain_on(Device device, const ExplainOptions& options) {
   const Tensor out(nullptr, out_dtype, {options.batch, options.seqlen_q, options.heads, head_dim_v}, device);
   const Tensor lse(nullptr, DType::f32, {options.batch, options.heads, options.seqlen_q}, device);
   if (!options.backward) {
-    ForwardArgs args{inputs, out, lse, options.attention};
+    ForwardArgs args{inputs, out, lse, {}, options.attention};
     return print(args, options);
   }
   BackwardArgs args;

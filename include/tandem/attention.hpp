@@ -164,15 +164,19 @@ struct ForwardArgs : AttentionInputs {
   Tensor out;
   /// Optional: (batch, heads_q, seqlen_q) f32, or (heads_q, total_q) for varlen queries. Natural logarithm.
   Tensor lse;
+  /// Optional, as lse: the largest of the logits of the keys that a query sees, after scale, softcap and
+  /// functions, without the sink; -inf where it sees none, NaN where lse is.
+  Tensor max_logits;
   AttentionOptions options;
 };
 
 /// Arguments of the backward pass. 8-bit inputs are an error: the backward of an 8-bit forward is 16-bit.
 struct BackwardArgs : AttentionInputs {
-  ConstTensor out;   ///< from forward
-  ConstTensor lse;   ///< from forward
-  ConstTensor dout;  ///< gradient of out
-  ConstTensor dlse;  ///< optional: gradient of lse, same shape, f32
+  ConstTensor out;         ///< from forward
+  ConstTensor lse;         ///< from forward
+  ConstTensor dout;        ///< gradient of out
+  ConstTensor dlse;        ///< optional: gradient of lse, same shape, f32
+  ConstTensor max_logits;  ///< from forward; read with backward_precision int8 alone
   /// The gradients that are wanted; one at least, of these or of captured tensors. dq has the shape of q, dk
   /// of k, dv of v. They have q's dtype or f32, as parts that are to be added want it: dq on its own, dk and
   /// dv alike. dsink is (heads_q) f32, only with a sink. Each in memory of its own; they may be slices of one

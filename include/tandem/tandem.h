@@ -113,6 +113,7 @@ typedef struct tandem_forward_args {
   tandem_tensor causal_by_sequence;                               /* optional */
   tandem_functions functions;                                     /* optional */
   tandem_tensor dropout_places;                                   /* optional, with dropout_p */
+  tandem_tensor max_logits;                                       /* optional, written */
 } tandem_forward_args;
 
 /* Arguments of tandem_backward: BackwardArgs of attention.hpp. */
@@ -134,6 +135,7 @@ typedef struct tandem_backward_args {
   tandem_tensor dropout_places; /* optional, with dropout_p */
   int32_t accumulate_dq;        /* dq, or dk and dv, are added to what they hold, f32 */
   int32_t accumulate_dk_dv;
+  tandem_tensor max_logits; /* with backward_precision tandem_int8 */
 } tandem_backward_args;
 
 /* How and where a call runs. NULL, or tandem_execution_default(), follows the tensors' device. */

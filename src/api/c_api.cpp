@@ -36,9 +36,9 @@ static_assert(sizeof(tandem_tensor) == 88);
 static_assert(sizeof(tandem_options) == options_size_0_1 + 16 + 24);
 static_assert(sizeof(tandem_functions) == 32);
 static_assert(sizeof(tandem_forward_args) ==
-              forward_args_size_0_1 + 5 * sizeof(tandem_tensor) + sizeof(tandem_functions));
+              forward_args_size_0_1 + 6 * sizeof(tandem_tensor) + sizeof(tandem_functions));
 static_assert(sizeof(tandem_backward_args) ==
-              backward_args_size_0_1 + sizeof(tandem_functions) + 16 + sizeof(tandem_tensor));
+              backward_args_size_0_1 + sizeof(tandem_functions) + 16 + 2 * sizeof(tandem_tensor));
 static_assert(sizeof(tandem_execution) == execution_size_0_1 + 16);
 static_assert(sizeof(tandem_quantize_args) == 16 + 4 * sizeof(tandem_tensor));
 
@@ -127,6 +127,7 @@ tandem::ForwardArgs args_of(const tandem_forward_args* given, Functions& functio
   r.v_scale = input(a.v_scale);
   r.out = output(a.out);
   r.lse = output(a.lse);
+  r.max_logits = output(a.max_logits);
   r.page_table = input(a.page_table);
   r.leftpad_k = input(a.leftpad_k);
   r.cache_batch_idx = input(a.cache_batch_idx);
@@ -145,6 +146,7 @@ tandem::BackwardArgs args_of(const tandem_backward_args* given, Functions& funct
   r.lse = input(a.lse);
   r.dout = input(a.dout);
   r.dlse = input(a.dlse);
+  r.max_logits = input(a.max_logits);
   r.dq = output(a.dq);
   r.dk = output(a.dk);
   r.dv = output(a.dv);

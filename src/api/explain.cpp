@@ -38,6 +38,7 @@ std::string features(const Problem& p) {
   if (p.sink != nullptr) names.emplace_back("sink");
   if (p.lse.given()) names.emplace_back("lse");
   if (p.dlse.given()) names.emplace_back("dlse");
+  if (p.max_logits.given()) names.emplace_back("max_logits");
   if (p.dsink != nullptr) names.emplace_back("dsink");
   if (p.q_scale.data != nullptr || p.k_scale.data != nullptr || p.v_scale.data != nullptr)
     names.emplace_back("scales");

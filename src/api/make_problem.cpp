@@ -13,9 +13,11 @@ Problem make_problem(const ForwardArgs& args, Memory memory) {
   Problem& p = builder.problem();
   const check::Argument out{"out", args.out};
   const check::Argument lse{"lse", args.lse};
+  const check::Argument max_logits{"max_logits", args.max_logits};
   p.out = builder.like_q(out, p.head_dim_v, like_out, true);
   p.lse = builder.row_statistics(lse);
-  builder.outputs({out, lse}, {});
+  p.max_logits = builder.row_statistics(max_logits);
+  builder.outputs({out, lse, max_logits}, {});
   builder.contents();
   return p;
 }
@@ -32,6 +34,12 @@ bool adds(const char* option, bool asked, const check::Argument& gradient) {
   return true;
 }
 
+/// They scale rows of a backward pass in 8 bits, and no other reads them.
+void check_max_logits(const check::Argument& max_logits, Precision backward_precision) {
+  if (!max_logits.given() || backward_precision != Precision::exact) return;
+  check::invalid("max_logits is given, but backward_precision is exact and does not read it; leave it out");
+}
+
 }  // namespace
 
 Problem make_problem(const BackwardArgs& args, Memory memory) {
@@ -45,6 +53,7 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
   const check::Argument lse{"lse", args.lse};
   const check::Argument dout{"dout", args.dout};
   const check::Argument dlse{"dlse", args.dlse};
+  const check::Argument max_logits{"max_logits", args.max_logits};
   const check::Argument dq{"dq", args.dq};
   const check::Argument dk{"dk", args.dk};
   const check::Argument dv{"dv", args.dv};
@@ -54,6 +63,8 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
   p.lse = builder.row_statistics(lse);
   p.dout = builder.like_q(dout, p.head_dim_v, like_out);
   p.dlse = builder.row_statistics(dlse);
+  check_max_logits(max_logits, p.backward_precision);
+  p.max_logits = builder.row_statistics(max_logits);
   p.captured_gradients = args.captured_gradients;
   if (!dq.given() && !dk.given() && !dv.given() && !dsink.given() && !p.wants_captured_gradients()) {
     check::invalid("dq, dk, dv and dsink are all missing; pass those that are wanted");
@@ -73,8 +84,8 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
     check::invalid("dsink is given without sink; pass both, or neither");
   p.dsink = static_cast<float*>(address_of(args.dsink));
   p.dsink_stride = stride_of(args.dsink, 0);
-  builder.outputs({dq, dk, dv, dsink}, {out, lse, dout, dlse});
-  builder.captured_gradients({dq, dk, dv, dsink, out, lse, dout, dlse});
+  builder.outputs({dq, dk, dv, dsink}, {out, lse, dout, dlse, max_logits});
+  builder.captured_gradients({dq, dk, dv, dsink, out, lse, dout, dlse, max_logits});
   builder.contents();
   return p;
 }

@@ -102,6 +102,9 @@ void check_problem(const Problem& p) {
                 p.q.dtype);
   }
   if (has_wide_heads(p)) check_wide_heads(p);
+  if (p.pass == Pass::forward && p.max_logits.given()) {
+    unsupported("max_logits has no GPU kernel; leave it out, or copy the tensors to the CPU");
+  }
   for (const std::int64_t extent : {p.rows_q, p.rows_k, p.heads_q, p.batch, p.cache_batch}) {
     if (extent > INT_MAX)
       unsupported("an extent of {} is above the GPU kernels' {}; split the call", extent, INT_MAX);

@@ -127,6 +127,7 @@ struct Problem : ScoreOptions {
   /// f32, addressed by (batch, head, row) in the same way: row_stride between rows, head_stride between
   /// heads.
   Operand lse, dlse;
+  Operand max_logits;           ///< likewise: written by forward where given, read by backward in 8 bits
   const float* sink = nullptr;  ///< by query head
   std::int64_t sink_stride = 1;
   float* dsink = nullptr;

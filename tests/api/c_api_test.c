@@ -42,8 +42,14 @@ static void test_computes(void) {
   options.causal = 1;
   tandem_forward_args forward = forward_args(&b);
   forward.options = &options;
+  float max_logits[heads * seqlen];
+  forward.max_logits = tandem_contiguous(max_logits, tandem_f32, 3, lse_shape);
   CHECK(tandem_forward(&forward, NULL) == tandem_ok);
   check_forward_values(&b);
+  for (int h = 0; h < heads; ++h) {
+    CHECK(max_logits[h * seqlen] == b.lse[h * seqlen]); /* the first query sees one key */
+    CHECK(max_logits[h * seqlen + 1] < b.lse[h * seqlen + 1]);
+  }
 
   tandem_backward_args backward = backward_args(&b);
   backward.options = &options;

@@ -81,6 +81,10 @@ void nan_dropped(const Call&, reference::Forward& f) {
   make_zero_if_nan(f.lse);
 }
 
+void max_logits_with_the_sink(const Call& call, reference::Forward& f) {
+  for (double& x : f.max_logits) x = call.sink.given() ? std::max(x, call.sink.get(0)) : x;
+}
+
 void nothing_is_minus_infinity(const Call&, reference::Forward& f) {
   for (double& lse : f.lse) lse = std::max(lse, -3e38);
 }
@@ -177,6 +181,10 @@ void row_unwritten(Call& call) {
 
 void lse_unwritten(Call& call) {
   if (call.lse.given() && call.lse.numel() > 0) call.lse.set(call.lse.numel() / 2, unwritten);
+}
+
+void max_logits_unwritten(Call& call) {
+  if (call.max_logits.given()) call.max_logits.set(call.max_logits.numel() / 2, unwritten);
 }
 
 void unused_rows_unwritten(Call& call) {
@@ -338,6 +346,21 @@ const Fault all_faults[] = {
      .backward = [](const Call&, reference::Backward& b) { multiply(b.dsink, -1.0); }},
     {.name = "row_unwritten", .caught_by = every_feature, .after = row_unwritten},
     {.name = "lse_unwritten", .caught_by = every_feature, .after = lse_unwritten},
+    {.name = "max_logits_unwritten",
+     .caught_by = "Contract21_MaxLogits.InAnyLayoutAndWithoutLse",
+     .after = max_logits_unwritten},
+    {.name = "max_logits_lag",
+     .caught_by = "Contract21_MaxLogits.OfLogitsThatGrowSlowly",
+     .forward =
+         [](const Call&, reference::Forward& f) {
+           for (double& x : f.max_logits) x -= 0.5;
+         }},
+    {.name = "max_logits_with_the_sink",
+     .caught_by = "Contract21_MaxLogits.LeavesTheSinkOut",
+     .forward = max_logits_with_the_sink},
+    {.name = "nan_dropped_from_max_logits",
+     .caught_by = "Contract21_MaxLogits.IsNaNWhereTheLseIs",
+     .forward = [](const Call&, reference::Forward& f) { make_zero_if_nan(f.max_logits); }},
     {.name = "unused_rows_unwritten", .caught_by = seqused, .after = unused_rows_unwritten},
     {.name = "empty_rows_are_a_mean", .caught_by = empty_rows, .after = empty_rows_are_a_mean},
     {.name = "input_overwritten", .caught_by = every_feature, .after = input_overwritten},
@@ -359,6 +382,7 @@ void FaultyOracle::forward(Call& call) {
   if (fault_.forward != nullptr) fault_.forward(call, result);
   write(call.out, result.out);
   write(call.lse, result.lse);
+  write(call.max_logits, result.max_logits);
   if (fault_.after != nullptr) fault_.after(call);
 }
 

@@ -31,6 +31,7 @@ class FaultyOracle : public Runner {
  public:
   explicit FaultyOracle(const Fault& fault) : fault_(fault) {}
   [[nodiscard]] std::string name() const override { return std::string("oracle, ") + fault_.name; }
+  [[nodiscard]] std::string refuses_max_logits(const Case&) const override { return {}; }
   void forward(Call& call) override;
   void backward(Call& call) override;
 

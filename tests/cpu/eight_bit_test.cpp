@@ -107,6 +107,8 @@ void run_all_precisions(const Case& c) {
   for (const Precision precision : precisions) {
     for (const bool strict_setting : {false, true}) {
       change(call.spec, {.precision = precision, .strict = strict_setting});
+      call.max_logits = {};  // all but the last of the four have them
+      if (precision != Precision::int8 || !strict_setting) call.ask_for_max_logits();
       const RecipeExpected by_recipe = expect_recipe(call);
       on_every_runner(c, [&](Runner& runner) {
         SCOPED_TRACE(name_of(precision));
@@ -150,6 +152,7 @@ TEST(Quantized, AGainErrorOfTwoPercentIsNoticed) {
         Case c = with({}, {.dtype = DType::bf16, .heads_q = 2, .seqlen_q = rows, .seqlen_k = keys});
         change(c, {.causal = true, .precision = precision, .strict = strict_setting});
         Call call(c);
+        call.ask_for_max_logits();
         const RecipeExpected expected = expect_recipe(call);
         SCOPED_TRACE(std::string(name_of(precision)) + (strict_setting ? ", strict: " : ": ") + c.describe());
         EXPECT_LT(expected.gain_bound, 0.018);
@@ -171,6 +174,11 @@ TEST(Quantized, AGainErrorOfTwoPercentIsNoticed) {
         ASSERT_TRUE(follows_recipe(call, expected));
         for (std::int64_t n = 0; n < call.lse.numel(); ++n) call.lse.set(n, 1.02 * call.lse.get(n));
         EXPECT_FALSE(follows_recipe(call, expected)) << "lse is off";
+        call.lse = {};
+        ASSERT_TRUE(follows_recipe(call, expected));
+        for (std::int64_t n = 0; n < call.max_logits.numel(); ++n)
+          call.max_logits.set(n, 1.02 * call.max_logits.get(n));
+        EXPECT_FALSE(follows_recipe(call, expected)) << "max_logits is off";
       }
     }
   }

@@ -71,6 +71,7 @@ TEST(QuantizedInput, OfWholeNumbersFollowTheRecipe) {
     for (const Granularity granularity : {Granularity::head, Granularity::block, Granularity::row}) {
       Call call(c);
       quantize_inputs(call, DType::s8, granularity);
+      call.ask_for_max_logits();
       call.prepare(Pass::forward);
       forward(call.forward_args(), Execution{.threads = 1});
       EXPECT_TRUE(follows_recipe(call, expect_recipe(call)));

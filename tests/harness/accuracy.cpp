@@ -233,7 +233,8 @@ Expected expect(const Problem& problem, DType dtype, Pass pass, std::int64_t sco
     e.out = target_of(dtype, std::move(exact.out), bound_of(dtype, y.out.largest), y.out.fused, queries,
                       problem.head_dim_v);
     e.lse.values = std::move(exact.lse);
-    e.lse.bound = fp32_bound;
+    e.max_logits.values = std::move(exact.max_logits);
+    e.lse.bound = e.max_logits.bound = fp32_bound;
     return e;
   }
   reference::Backward exact = reference::backward(problem);

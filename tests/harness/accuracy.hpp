@@ -52,15 +52,15 @@ struct Target {
 constexpr std::size_t few_elements = 4096;
 
 struct Expected {
-  Target out, lse;
+  Target out, lse, max_logits;
   Target dq, dk, dv, dsink;
   std::vector<Target> captured;  ///< by the numbers of captured tensors; empty: not asked for
 };
 
 /// The oracle's results and the bounds: 1e-5 relative in fp32 (gradients: of the largest element) and for
-/// lse; else twice the error of same-dtype PyTorch plus 3e-5, for gradients the less exact one of eager and
-/// fused PyTorch, and those of RMS and gain. `dtype` is that of the outputs. Fills out and lse, or the
-/// gradients.
+/// lse and max_logits; else twice the error of same-dtype PyTorch plus 3e-5, for gradients the less exact one
+/// of eager and fused PyTorch, and those of RMS and gain. `dtype` is that of the outputs. Fills those of the
+/// forward pass, or the gradients.
 Expected expect(const Problem& problem, DType dtype, Pass pass);
 /// The same for a part of a problem that has `scores_of_all` scores: where these are few, the bounds are
 /// those of neighbouring problems, too.

@@ -297,6 +297,10 @@ Problem Call::problem() const {
   return p;
 }
 
+void Call::ask_for_max_logits() {
+  max_logits = Box(DType::f32, lse_shape(spec), spec.lse_layout, true);
+}
+
 void Call::prepare(Pass pass) {
   for (Box* box : outputs(pass)) {
     if (box->given()) box->poison();

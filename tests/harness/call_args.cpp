@@ -32,6 +32,7 @@ ForwardArgs Call::forward_args() const {
   set_inputs(*this, args);
   args.out = out.view();
   args.lse = lse.view();
+  args.max_logits = max_logits.view();
   args.options = spec.options;
   return args;
 }
@@ -43,6 +44,7 @@ BackwardArgs Call::backward_args() const {
   args.lse = lse.view();
   args.dout = dout.view();
   args.dlse = dlse.view();
+  if (spec.options.backward_precision != Precision::exact) args.max_logits = max_logits.view();
   args.dq = dq.view();
   args.dk = dk.view();
   args.dv = dv.view();
@@ -55,7 +57,7 @@ BackwardArgs Call::backward_args() const {
 }
 
 std::vector<Box*> Call::outputs(Pass pass) {
-  if (pass == Pass::forward) return {&out, &lse};
+  if (pass == Pass::forward) return {&out, &lse, &max_logits};
   std::vector<Box*> boxes{&dq, &dk, &dv, &dsink};
   for (Box& box : captured_gradients) boxes.push_back(&box);
   return boxes;

@@ -48,7 +48,8 @@ testing::AssertionResult correct(Call& call, Pass pass, const Expected& e) {
   using Check = std::tuple<const char*, const Box*, const Target*>;
   std::vector<Check> checks;
   if (pass == Pass::forward) {
-    checks = {Check{"out", &call.out, &e.out}, Check{"lse", &call.lse, &e.lse}};
+    checks = {Check{"out", &call.out, &e.out}, Check{"lse", &call.lse, &e.lse},
+              Check{"max_logits", &call.max_logits, &e.max_logits}};
   } else {
     checks = {Check{"dq", &call.dq, &e.dq}, Check{"dk", &call.dk, &e.dk}, Check{"dv", &call.dv, &e.dv},
               Check{"dsink", &call.dsink, &e.dsink}};

@@ -32,6 +32,8 @@ testing::AssertionResult follows_recipe(const Call& call, const RecipeExpected& 
   };
   if (auto out = within("out", call.out, expected.out, expected.out_bound); !out) return out;
   if (auto lse = within("lse", call.lse, expected.lse, expected.lse_bound); !lse) return lse;
+  if (auto max = within("max_logits", call.max_logits, expected.max_logits, expected.max_bound); !max)
+    return max;
   const double gain = gain_of(call.out, expected);
   if (std::abs(gain - 1.0) <= expected.gain_bound) return testing::AssertionSuccess();
   return testing::AssertionFailure() << "the gain of out is " << gain << ", by the recipe 1 within "

@@ -17,7 +17,8 @@
 //   cost 2^-21 of the logits.
 // - O: e4m3's accumulator likewise, in every block of 128 keys, in a unit that is not known: 2^-13 of each
 //   partial sum. f32 sums, and O rotated back in f32; out's own rounding.
-// - LSE: linear exponentials are in its sum, too. The rest is f32's 1e-5.
+// - LSE: linear exponentials are in its sum, too. The rest is f32's 1e-5. The largest logit is as far off as
+//   one of the logits may be.
 #include "recipe_reference.hpp"
 
 #include <algorithm>
@@ -97,6 +98,8 @@ struct Row {
   std::vector<double> out, bound;
   double lse = -infinity;
   double lse_bound = 0.0;
+  double max_logit = -infinity;  ///< of the keys
+  double max_bound = 0.0;
   double gain_certain = 0.0;  ///< of <error, out>: at most this, and ...
   double gain_squares = 0.0;  ///< ... the root of this times `deviations`
 };
@@ -284,11 +287,17 @@ Row expect_row(const Head& h, std::int64_t i, DType out_dtype) {
   const double sink = h.sink != nullptr ? static_cast<double>(*h.sink) : -infinity;
   row.lse = sink;
   if (keys.empty()) return row;
-  double maximum = sink;
-  for (const Key& key : keys) maximum = std::isnan(key.logit) ? key.logit : std::fmax(maximum, key.logit);
+  double farthest = 0.0;
+  for (const Key& key : keys) {
+    row.max_logit = std::fmax(row.max_logit, key.logit);
+    farthest = std::fmax(farthest, key.blur + key.lost);
+  }
+  const double maximum = std::fmax(sink, row.max_logit);
   double sum = std::exp(sink - maximum);
   for (const Key& key : keys) sum += std::exp(key.logit - maximum);
   row.lse = maximum + std::log(sum);
+  if (std::isnan(row.lse)) row.max_logit = row.lse;
+  row.max_bound = farthest + 1e-5 * std::max(1.0, std::abs(row.max_logit)) + shift_error;
   double largest_share = 0.0;
   for (Key& key : keys) {
     key.share = std::exp(key.logit - row.lse);
@@ -341,6 +350,8 @@ RecipeExpected expect_recipe(const Call& call, const Recipe& recipe, Accumulator
   e.out_bound = e.out;
   e.lse.assign(static_cast<std::size_t>((p.packed_q ? 1 : p.batch) * p.rows_q * p.heads_q), -infinity);
   e.lse_bound.assign(e.lse.size(), 0.0);
+  e.max_logits = e.lse;
+  e.max_bound = e.lse_bound;
   double squares = 0.0;
   double certain = 0.0;
   double of_gain = 0.0;
@@ -359,6 +370,8 @@ RecipeExpected expect_recipe(const Call& call, const Recipe& recipe, Accumulator
         const auto at = static_cast<std::size_t>((entry * p.heads_q + head) * p.rows_q + r);
         e.lse[at] = row.lse;
         e.lse_bound[at] = row.lse_bound;
+        e.max_logits[at] = row.max_logit;
+        e.max_bound[at] = row.max_bound;
         if (!std::isfinite(row.gain_certain)) continue;
         for (const double x : row.out) squares += x * x;
         certain += row.gain_certain;

@@ -15,6 +15,7 @@ namespace tandem::harness {
 struct RecipeExpected {
   std::vector<double> out, out_bound;
   std::vector<double> lse, lse_bound;
+  std::vector<double> max_logits, max_bound;
   /// How far the gain of out as a whole (its projection on what is expected) may be from 1: where errors of
   /// single elements hide one of all, this one shows it.
   double gain_bound = 0.0;
@@ -34,7 +35,7 @@ RecipeExpected expect_recipe(const Call& call, Accumulator accumulator = Accumul
 /// The gain of out: its projection on what is expected, 1 if both agree.
 double gain_of(const Box& out, const RecipeExpected& expected);
 
-/// Whether out and lse are within the bounds, element by element, and the gain of out as a whole.
+/// Whether out, lse and max_logits are within the bounds, element by element, and the gain of out as a whole.
 testing::AssertionResult follows_recipe(const Call& call, const RecipeExpected& expected);
 
 }  // namespace tandem::harness

@@ -27,6 +27,10 @@ class CpuRunner : public Runner {
   [[nodiscard]] std::string refuses(const Case& spec) const override {
     return spec.dtype == DType::bf16 ? std::string() : without_products();
   }
+  /// Once more where the memory is larger than the machine would take long.
+  [[nodiscard]] std::string refuses_max_logits(const Case& spec) const override {
+    return spec.q.sparse || spec.k.sparse ? "too large to run twice" : "";
+  }
   [[nodiscard]] std::string refuses_append(const AppendCase&) const override { return without_products(); }
   [[nodiscard]] std::string refuses_merge(const MergeCase&) const override { return without_products(); }
   void append(AppendCall& call) override {
@@ -110,6 +114,20 @@ void on_every_runner(const Case& spec, const std::function<void(Runner&)>& f) {
   }
 }
 
+namespace {
+
+/// Forward once more, with max_logits.
+void expect_max_logits(Runner& runner, const Call& prepared, const Expected& expected) {
+  if (!runner.refuses_max_logits(prepared.spec).empty()) return;
+  Call call(prepared);
+  call.ask_for_max_logits();
+  call.prepare(Pass::forward);
+  runner.forward(call);
+  EXPECT_TRUE(correct(call, Pass::forward, expected)) << "with max_logits";
+}
+
+}  // namespace
+
 void run_everywhere(Call& call, bool backward) {
   const bool both = backward && call.spec.has_gradients() && call.lse.given();
   // The oracle is slow, so that it waits for a runner that takes the case.
@@ -119,6 +137,7 @@ void run_everywhere(Call& call, bool backward) {
     call.prepare(Pass::forward);
     runner.forward(call);
     EXPECT_TRUE(correct(call, Pass::forward, *forward_expected));
+    expect_max_logits(runner, call, *forward_expected);
     if (!both) return;
     if (!backward_expected) backward_expected = expect(call, Pass::backward);
     call.prepare(Pass::backward);

@@ -20,7 +20,9 @@ class Runner {
   [[nodiscard]] virtual std::string name() const = 0;
   /// Why this runner cannot run a case; empty if it can.
   [[nodiscard]] virtual std::string refuses(const Case&) const { return {}; }
-  /// Writes call.out and call.lse, or the gradients from them.
+  /// Why this runner finds no max_logits of a case that it can run; empty if it does.
+  [[nodiscard]] virtual std::string refuses_max_logits(const Case&) const { return "not found here"; }
+  /// Writes call.out and call.lse, and call.max_logits where given, or the gradients from them.
   virtual void forward(Call& call) = 0;
   virtual void backward(Call& call) = 0;
   /// Whether a sequence's bits do not depend on what else is in the batch. The contract promises it with a

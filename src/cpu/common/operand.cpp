@@ -6,15 +6,16 @@
 namespace tandem::cpu {
 namespace {
 
-/// out 0 and lse -inf for rows [begin, end), which no sequence uses.
+/// out 0, lse and max_logits -inf for rows [begin, end), which no sequence uses.
 void clear_rows(const Problem& p, std::int64_t batch, std::int64_t begin, std::int64_t end) {
   const std::size_t bytes = static_cast<std::size_t>(p.head_dim_v) * size_of(p.out.dtype);
   for (std::int64_t row = begin; row < end; ++row) {
     for (std::int64_t head = 0; head < p.heads_q; ++head) {
       std::memset(element(p.out, batch, row, head), 0, bytes);
-      if (!p.lse.given()) continue;
-      static_cast<float*>(p.lse.data)[p.lse.offset(batch, row, head)] =
-          -std::numeric_limits<float>::infinity();
+      for (const Operand* x : {&p.lse, &p.max_logits}) {
+        if (!x->given()) continue;
+        static_cast<float*>(x->data)[x->offset(batch, row, head)] = -std::numeric_limits<float>::infinity();
+      }
     }
   }
 }

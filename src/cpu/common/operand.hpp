@@ -14,8 +14,8 @@ Byte* element(const Operand& o, std::int64_t batch, std::int64_t row, std::int64
          o.offset(batch, row, head) * static_cast<std::int64_t>(size_of(o.dtype));
 }
 
-/// out 0 and lse -inf in the unused rows of sequence b; b == batch stands for the packed rows before the
-/// first and after the last sequence.
+/// out 0, lse and max_logits -inf in the unused rows of sequence b; b == batch stands for the packed rows
+/// before the first and after the last sequence.
 void clear_unused(const Problem& p, std::int64_t b);
 
 }  // namespace tandem::cpu

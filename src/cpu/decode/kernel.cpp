@@ -342,8 +342,10 @@ void write(const ForwardTile& t, const PartialView<const double>& total) {
     const float top = static_cast<float>(total.maximum[r]) * scale;
     const double* const sums = total.out + static_cast<std::int64_t>(r) * t.head_dim_v;
     for (int c = 0; c < t.head_dim_v; ++c) out[c] = static_cast<float>(sums[c]);
-    write_row<Out>(t, row, head, keys.begin < keys.end, {.top = top, .sum = static_cast<float>(total.sum[r])},
-                   out);
+    // Where all logits are -inf, the portable target has the lowest finite number as their maximum.
+    const float max_logit = total.sum[r] == 0.0 ? negative_infinity : top;
+    write_row<Out>(t, row, head, keys.begin < keys.end,
+                   {.top = top, .sum = static_cast<float>(total.sum[r]), .max_logit = max_logit}, out);
   }
 }
 

@@ -23,7 +23,7 @@ namespace {
 /// Every row's sums before the first block, and the keys it sees.
 void open_stripes(const Work& w, Stripe* stripes, int count) {
   for (int i = 0; i < w.t.block_q; ++i) {
-    w.s.maximum[i] = negative_infinity;
+    w.s.maximum[i] = w.s.largest[i] = negative_infinity;
     w.s.sum[i] = 0.0F;
     w.s.pending[i] = 1.0F;
   }
@@ -62,7 +62,11 @@ void write_stripe(const Work& w, const Stripe& s) {
     float* const row = rows + static_cast<std::int64_t>(i) * dim;
     if (w.tile.recipe.rotate_v) rotate_back(row, dim);
     const float shift = w.t.softcap != 0.0F ? 0.0F : w.s.shift[at] * log2_e;
-    write_row<Out>(w.t, w.t.first + at, 0, s.first[i] < s.last[i], w.s.maximum[at] + shift, w.s.sum[at], row);
+    const auto logit = [&](float in_log2) { return static_cast<double>(in_log2 + shift) * ln_2; };
+    const RowSum sum{.top = logit(w.s.maximum[at]),
+                     .sum = w.s.sum[at],
+                     .max_logit = static_cast<float>(logit(w.s.largest[at]))};
+    write_row<Out>(w.t, w.t.first + at, 0, s.first[i] < s.last[i], sum, row);
   }
 }
 

@@ -90,6 +90,7 @@ struct Rescaling {
 
 TANDEM_INLINE Rescaling rescale(const Work& w, int row, Vec in_tile) {
   const Vec old = load(w.s.maximum + row);
+  store(hn::Max(in_tile, load(w.s.largest + row)), w.s.largest + row);
   const auto above = hn::Gt(in_tile, hn::Add(old, broadcast(w.lazy_rescaling ? lazy_headroom_log2 : 0.0F)));
   const Vec maximum = hn::IfThenElse(above, in_tile, old);
   const Vec safe = zero_if_infinite(maximum);

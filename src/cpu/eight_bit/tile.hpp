@@ -93,7 +93,7 @@ struct EightBitScratch {
   std::size_t v = 0;          ///< a block's decoded V, on a matrix unit K's or V's values by row
   std::size_t quantized = 0;  ///< Q's values of quant_block rows, in bytes
   std::size_t channels = 0;   ///< two arrays by channel of V
-  std::size_t rows = 0;       ///< seven arrays by query row
+  std::size_t rows = 0;       ///< eight arrays by query row
   std::size_t totals = 0;     ///< sums over runs of keys (forward/lane_totals.hpp)
   std::size_t floats = 0;
 };
@@ -116,7 +116,7 @@ struct EightBitScratch {
   s.v = take(quant_block * (on_unit && head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v));
   s.quantized = take(quant_block * in_bytes / 4);
   s.channels = take(2 * head_dim_v);
-  s.rows = take(7 * static_cast<std::int64_t>(block_q));
+  s.rows = take(8 * static_cast<std::int64_t>(block_q));
   const std::size_t totals = totals_bytes(block_q, static_cast<int>(head_dim_v));
   s.totals = take(static_cast<std::int64_t>(totals / sizeof(float)));
   return s;

@@ -19,6 +19,7 @@ struct Scratch {
   float *v_reference, *v_ratio;            ///< by channel of V
   float *q_scale, *shift, *maximum, *sum;  ///< by query row
   float *growth, *pending, *factor;        ///< by query row
+  float* largest;                          ///< by query row: the largest logit, which maximum may lag behind
   std::byte* totals;                       ///< sums over runs of keys
 };
 
@@ -67,7 +68,8 @@ inline Scratch scratch_of(const ForwardTile& t, bool on_unit) {
   s.v_reference = base + layout.channels;
   s.v_ratio = s.v_reference + t.head_dim_v;
   float* rows = base + layout.rows;
-  for (float** field : {&s.q_scale, &s.shift, &s.maximum, &s.sum, &s.growth, &s.pending, &s.factor}) {
+  for (float** field :
+       {&s.q_scale, &s.shift, &s.maximum, &s.sum, &s.growth, &s.pending, &s.factor, &s.largest}) {
     *field = rows;
     rows += t.block_q;
   }

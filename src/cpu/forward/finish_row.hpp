@@ -28,6 +28,7 @@ TANDEM_INLINE RowKeys row_keys(const ForwardTile& t, std::int64_t row) {
 struct RowSum {
   double top;
   float sum;
+  float max_logit;  ///< the largest logit; read where max_logits are asked for
 };
 
 /// What becomes of a row once every key has been seen.
@@ -57,16 +58,21 @@ TANDEM_INLINE float row_lse(const Finish& f) {
   return static_cast<float>(f.top + __builtin_log(f.denominator));
 }
 
-/// Writes the LSE of one row and returns what its O must be multiplied by. `seen`: it sees a key. Without one
-/// the LSE is what is left of its formula: the sink's logit, or -inf.
+/// Writes a row's number into the LSE or max_logits, where it is asked for.
+TANDEM_INLINE void write_number(const GroupRows& to, std::int64_t row, std::int64_t head, float number) {
+  if (to.data != nullptr) static_cast<float*>(to.data)[row * to.row_stride + head * to.head_stride] = number;
+}
+
+/// Writes LSE and largest logit of one row and returns what its O must be multiplied by. `seen`: it sees a
+/// key. Without one the LSE is what is left of its formula: the sink's logit, or -inf.
 TANDEM_INLINE float close_row(const ForwardTile& t, std::int64_t row, std::int64_t head, bool seen,
                               const RowSum& sum) {
   const float* sink = t.sink != nullptr ? t.sink + head * t.sink_stride : nullptr;
   const Finish f = seen ? finish_row(sum, sink, t.v_scale) : Finish{};
-  if (t.lse.data != nullptr) {
-    static_cast<float*>(t.lse.data)[row * t.lse.row_stride + head * t.lse.head_stride] =
-        seen ? row_lse(f) : (sink != nullptr ? *sink : negative_infinity);
-  }
+  if (t.lse.data == nullptr && t.max_logits.data == nullptr) return f.scale;
+  const float lse = seen ? row_lse(f) : (sink != nullptr ? *sink : negative_infinity);
+  write_number(t.lse, row, head, lse);
+  write_number(t.max_logits, row, head, !seen ? negative_infinity : lse == lse ? sum.max_logit : lse);
   return f.scale;
 }
 
@@ -75,7 +81,7 @@ TANDEM_INLINE Out* out_row(const ForwardTile& t, std::int64_t row, std::int64_t 
   return static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
 }
 
-/// Writes out and lse of one row, whose unnormalised O is `accumulated`.
+/// Writes out, LSE and largest logit of one row, whose unnormalised O is `accumulated`.
 template <typename Out>
 TANDEM_INLINE void write_row(const ForwardTile& t, std::int64_t row, std::int64_t head, bool seen,
                              const RowSum& sum, const float* accumulated) {
@@ -86,13 +92,6 @@ TANDEM_INLINE void write_row(const ForwardTile& t, std::int64_t row, std::int64_
   } else {  // 0 whatever was accumulated: a NaN in V reaches every row of a block
     __builtin_memset(out, 0, static_cast<std::size_t>(t.head_dim_v) * sizeof(Out));
   }
-}
-
-/// Here sums are relative to `maximum`, a logit times log2(e).
-template <typename Out>
-TANDEM_INLINE void write_row(const ForwardTile& t, std::int64_t row, std::int64_t head, bool seen,
-                             float maximum, float sum, const float* accumulated) {
-  write_row<Out>(t, row, head, seen, {.top = static_cast<double>(maximum) * ln_2, .sum = sum}, accumulated);
 }
 
 /// Calls f<Out> with the type of out.

@@ -56,6 +56,11 @@ void finish_shared(const ForwardRun& run) {
 
 }  // namespace
 
+GroupRows row_numbers(const Operand& x, std::int64_t batch, std::int64_t row, std::int64_t head) {
+  if (!x.given()) return {};
+  return {element(x, batch, row, head), x.row_stride, x.head_stride};
+}
+
 Sequence ForwardRun::sequence(std::int64_t b) const {
   const Problem& p = problem;
   Sequence s{.b = b, .q = query_rows(p, b), .k = key_rows(p, b)};
@@ -96,7 +101,8 @@ ForwardTile ForwardRun::head(const Sequence& s, std::int64_t kv_head) const {
   t.block_k = config.block_k;
   t.q = {element(p.q, b, s.q.begin, head), p.q.row_stride, p.q.head_stride};
   t.out = {element(p.out, b, s.q.begin, head), p.out.row_stride, p.out.head_stride};
-  if (p.lse.given()) t.lse = {element(p.lse, b, s.q.begin, head), p.lse.row_stride, p.lse.head_stride};
+  t.lse = row_numbers(p.lse, b, s.q.begin, head);
+  t.max_logits = row_numbers(p.max_logits, b, s.q.begin, head);
   static_assert(sizeof zero_row >= sizeof(float) * max_head_dim);
   if (p.pages.given()) {
     t.k = element(p.k, 0, 0, kv_head);

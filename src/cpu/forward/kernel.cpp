@@ -106,6 +106,8 @@ void open_stripes(const ForwardTile& t, const ForwardScratch& layout, Stripes<Ma
     s.out = floats(layout.out) + static_cast<std::int64_t>(lane) * in_tiles(t.head_dim_v);
     s.maximum = floats(layout.maximum) + lane;
     s.sum = floats(layout.sum) + lane;
+    s.largest = t.max_logits.data != nullptr ? floats(layout.largest) + lane : nullptr;
+    for (int i = 0; s.largest != nullptr && i < stripe_lanes<Math>; ++i) s.largest[i] = negative_infinity;
     s.first_key = reinterpret_cast<std::int64_t*>(t.scratch + layout.first_key) + lane;
     s.last_key = reinterpret_cast<std::int64_t*>(t.scratch + layout.last_key) + lane;
     bound_keys(t, t.first + lane, s);
@@ -261,7 +263,10 @@ struct TilePass {
       const std::size_t numbers = static_cast<std::size_t>(t.head_dim_v) * stripe_lanes<Math>;
       __builtin_memcpy(sums, s.out, numbers * sizeof(float));
       __builtin_memcpy(sums + numbers, s.sum, stripe_lanes<Math> * sizeof(float));
-      __builtin_memcpy(sums + numbers + stripe_lanes<Math>, s.maximum, stripe_lanes<Math> * sizeof(float));
+      float* const others = sums + numbers;
+      __builtin_memcpy(others + stripe_lanes<Math>, s.maximum, stripe_lanes<Math> * sizeof(float));
+      if (s.largest == nullptr) continue;
+      __builtin_memcpy(others + 2 * stripe_lanes<Math>, s.largest, stripe_lanes<Math> * sizeof(float));
     }
   }
 
@@ -276,6 +281,10 @@ struct TilePass {
         s.sum = s.out + static_cast<std::size_t>(t.head_dim_v) * stripe_lanes<Math>;
         s.maximum = s.sum + stripe_lanes<Math>;
         fold(s, t.head_dim_v, logits);
+        const float* const largest = s.maximum + stripe_lanes<Math>;
+        for (int lane = 0; s.largest != nullptr && lane < stripe_lanes<Math>; lane += vec_lanes) {
+          store(hn::Max(load(largest + lane), load(s.largest + lane)), s.largest + lane);
+        }
       }
     }
     close_all_totals(t, stripes);

@@ -63,7 +63,7 @@ TANDEM_INLINE float chained_dot(const T* a, const K* b, int columns) {
   return hn::GetLane(sum);
 }
 
-/// Out and LSE of a row that sees `key` alone, without a sink.
+/// Out, LSE and largest logit of a row that sees `key` alone, without a sink.
 template <typename T, typename K, typename Out>
 void write_one_key_row(const ForwardTile& t, std::int64_t row, std::int64_t head, std::int64_t key) {
   const T* q = static_cast<const T*>(t.q.data) + row * t.q.row_stride + head * t.q.head_stride;
@@ -84,9 +84,8 @@ void write_one_key_row(const ForwardTile& t, std::int64_t row, std::int64_t head
   const bool finite = __builtin_fabsf(lse) < __builtin_inff();
   Out* out = static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
   scale_row(at.v, t.head_dim_v, finite ? v_scale : __builtin_nanf(""), out);
-  if (t.lse.data != nullptr) {
-    static_cast<float*>(t.lse.data)[row * t.lse.row_stride + head * t.lse.head_stride] =
-        finite ? lse : __builtin_nanf("");
+  for (const GroupRows& to : {t.lse, t.max_logits}) {
+    write_number(to, row, head, finite ? lse : __builtin_nanf(""));
   }
 }
 

@@ -71,7 +71,9 @@ struct SeenRow {
   bool one_key;
   RowSum sum;
   SeenRow(const ForwardTile& t, const Stripe<Math>& s, int lane, const Logits& logits)
-      : sum{.top = logit_of_base(s.maximum[lane], logits), .sum = s.sum[lane]} {
+      : sum{.top = logit_of_base(s.maximum[lane], logits),
+            .sum = s.sum[lane],
+            .max_logit = s.largest != nullptr ? s.largest[lane] * logits.scale : 0.0F} {
     const std::int64_t keys = s.last_key[lane] - s.first_key[lane];
     // By functions, a row whose logits are all -inf sees nothing; of one that has a NaN the sum is NaN.
     seen = t.functions != nullptr ? s.maximum[lane] != negative_infinity || s.sum[lane] != 0.0F : keys > 0;

@@ -249,10 +249,14 @@ template <typename Math, typename Before>
                               const Before& before_rescaling) {
   const int lane = vec * vec_lanes;
   if constexpr (on_tiles<Math>) {
-    if (v_scales == nullptr && p != scores && soften_as_before(s, lane, keys, logits, scores, p)) return;
+    if (v_scales == nullptr && s.largest == nullptr && p != scores &&
+        soften_as_before(s, lane, keys, logits, scores, p)) {
+      return;
+    }
   }
   const Vec old = load(s.maximum + lane);
   const Vec block = finish_scores<Math>(scores + lane, keys, logits);
+  if (s.largest != nullptr) store(hn::Max(block, load(s.largest + lane)), s.largest + lane);
   const Vec growth = exponent_between(base_of(block, logits), base_of(old, logits), logits);
   const auto raised = hn::Gt(growth, broadcast(rescale_threshold));
   Vec maximum = old;

@@ -53,6 +53,7 @@ struct Stripe {
   float* out;              ///< [head_dim_v][stripe_lanes]
   float* maximum;          ///< the largest score s, capped if there is a softcap
   float* sum;              ///< the sum over the exponentials p
+  float* largest;          ///< the largest score itself; null where max_logits are not asked for
   LaneTotals totals;       ///< where sums are in runs
   bool fresh = false;      ///< out is 0, whatever it holds: the first products on tiles write it
   std::int64_t* first_key;

@@ -62,7 +62,7 @@ struct ForwardTile : ScoreOptions {
   int block_k = 0;
 
   GroupRows q, out;
-  GroupRows lse;  ///< data may be null
+  GroupRows lse, max_logits;  ///< data may be null
   const void* k = nullptr;
   const void* v = nullptr;
   std::int64_t k_stride = 0;
@@ -140,6 +140,7 @@ struct ForwardScratch {
   std::size_t rows = 0;    ///< a register's rows on their way into or out of lanes
   std::size_t maximum = 0;
   std::size_t sum = 0;
+  std::size_t largest = 0;
   std::size_t first_key = 0;  ///< i64 by lane
   std::size_t last_key = 0;
   std::size_t totals = 0;  ///< totals of runs of keys: O^T and sum in f64, maximum in f32
@@ -190,6 +191,7 @@ struct ForwardScratch {
   s.rows = take(16 * (dk > dv ? dk : dv), 4);
   s.maximum = take(bq, 4);
   s.sum = take(bq, 4);
+  s.largest = take(bq, 4);
   s.first_key = take(bq, 8);
   s.last_key = take(bq, 8);
   // Short sequences leave them untouched: memory goes by tiles and threads, not by lengths.
@@ -227,14 +229,14 @@ struct ForwardKernel {
   void (*run)(const ForwardTile& tile) = nullptr;
   /// With a split size a tile may run in pieces: `attend` leaves the sums of one run of keys,
   /// split_sum_numbers() floats, and `finish` adds those of runs [0, runs), `stride` floats from one to the
-  /// next, and writes out and lse.
+  /// next, and writes out, lse and max_logits.
   void (*attend)(const ForwardTile& tile, std::int64_t run, float* sums) = nullptr;
   void (*finish)(const ForwardTile& tile, std::int64_t runs, float* sums, std::size_t stride) = nullptr;
 };
 
-/// Floats of the sums of `rows` rows, a multiple of ForwardKernel::stripe: O, sum and maximum.
+/// Floats of the sums of `rows` rows, a multiple of ForwardKernel::stripe: O, sum, maximum and largest score.
 [[gnu::always_inline]] inline std::size_t split_sum_numbers(std::int64_t rows, std::int64_t head_dim_v) {
-  return static_cast<std::size_t>(rows * (head_dim_v + 2));
+  return static_cast<std::size_t>(rows * (head_dim_v + 3));
 }
 
 /// Numbers in a partial result of a short query, f64, and in its sums of a run of keys, f32: maximum, sum and
@@ -279,7 +281,7 @@ struct ShortKernel {
                  std::int64_t stride) = nullptr;
   /// Adds partial result `next` to `total`.
   void (*fold)(const ForwardTile& tile, double* total, const double* next) = nullptr;
-  /// Writes out and lse.
+  /// Writes out, lse and max_logits.
   void (*finish)(const ForwardTile& tile, const double* total) = nullptr;
 };
 

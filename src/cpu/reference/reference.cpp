@@ -174,6 +174,7 @@ struct Row {
   std::vector<double> kept;         ///< by dropout: what P is multiplied by
   std::vector<double> out;
   double lse = -infinity;
+  double max_logit = -infinity;  ///< the largest of its keys'; NaN where lse is
   double sink_probability = 0.0;
 };
 
@@ -216,11 +217,12 @@ Row softmax_row(const Problem& p, const Sequence& s, std::int64_t i, Functions& 
     row.sink_probability = p.sink != nullptr ? 1.0 : 0.0;
     return row;
   }
-  double maximum = sink;
-  for (const double logit : logits) maximum = logit > maximum ? logit : maximum;
+  for (const double logit : logits) row.max_logit = logit > row.max_logit ? logit : row.max_logit;
+  const double maximum = sink > row.max_logit ? sink : row.max_logit;
   double sum = p.sink != nullptr ? std::exp(sink - maximum) : 0.0;
   for (const double logit : logits) sum += std::exp(logit - maximum);
   row.lse = maximum + std::log(sum);
+  if (std::isnan(row.lse)) row.max_logit = row.lse;
   if (p.sink != nullptr) row.sink_probability = std::exp(sink - maximum) / sum;
   for (std::size_t n = 0; n < logits.size(); ++n) {
     row.probability.push_back(std::exp(logits[n] - maximum) / sum);
@@ -250,6 +252,7 @@ Forward forward(const Problem& p) {
   Functions functions(p);
   result.out.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, p.head_dim_v), 0.0);
   result.lse.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, 1), -infinity);
+  result.max_logits = result.lse;
   for (std::int64_t batch = 0; batch < p.batch; ++batch) {
     for (std::int64_t head = 0; head < p.heads_q; ++head) {
       const Sequence s = load_sequence(p, batch, head);
@@ -259,7 +262,9 @@ Forward forward(const Problem& p) {
         double* out =
             result.out.data() + index(p.packed_q, batch, r, head, p.rows_q, p.heads_q, p.head_dim_v);
         for (const double value : row.out) *out++ = value;
-        result.lse[index(p.packed_q, batch, head, r, p.heads_q, p.rows_q, 1)] = row.lse;
+        const std::size_t at = index(p.packed_q, batch, head, r, p.heads_q, p.rows_q, 1);
+        result.lse[at] = row.lse;
+        result.max_logits[at] = row.max_logit;
       }
     }
   }

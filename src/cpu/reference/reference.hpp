@@ -9,11 +9,13 @@
 
 namespace tandem::reference {
 
-/// fp64 results in contiguous order: out (batch, rows_q, heads_q, head_dim_v), lse (batch, heads_q, rows_q);
-/// packed queries drop the batch dimension. Rows past a sequence's end are 0, their lse -inf.
+/// fp64 results in contiguous order: out (batch, rows_q, heads_q, head_dim_v), lse and max_logits (batch,
+/// heads_q, rows_q); packed queries drop the batch dimension. Rows past a sequence's end are 0, their lse and
+/// max_logits -inf.
 struct Forward {
   std::vector<double> out;
   std::vector<double> lse;
+  std::vector<double> max_logits;
 };
 struct Backward {
   std::vector<double> dq, dk, dv, dsink;
