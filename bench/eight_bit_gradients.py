@@ -78,9 +78,19 @@ class Recipe:
     #: delta is the sum of dO * O, of the dO that dP's product rounded * O, or of P * dP
     delta: Literal["out", "rounded", "sum"] = "out"
     out: Format | None = BF16  #: what the forward pass rounded O to
-    #: P and dS have no scales found in them, but factors a row (`Attention.factors`), by which the rows of dO
-    #: and Q that they meet are divided before these are rounded
+    #: P, dS and what they meet have no scales found in them, but factors of rows that are known before
+    #: (`Attention.factors`)
     folded: bool = False
+
+
+class Factors(NamedTuple):
+    """What operands are multiplied by before they are rounded: P and dS a number a query, others a row."""
+
+    p: Tensor | None = None
+    do: Tensor | None = None
+    ds: Tensor | None = None
+    q: Tensor | None = None
+    k: Tensor | None = None
 
 
 @functools.cache
@@ -122,16 +132,14 @@ def rounded(x: Tensor, operand: Operand, most: Tensor | None = None) -> tuple[Te
     return (values.to(x) * scale.to(x)).reshape(x.shape), scale.to(x)
 
 
-def second(
-    x: Tensor, pair: Pair | None, turn: bool = True, factors: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
+def second(x: Tensor, pair: Pair | None, factors: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """The second operand of a product over its rows, and the scales of these rows if each has one: they are
-    constant over no sum, and so join the first operand before that is rounded. So do `factors`, if given."""
+    constant over no sum, and so join the first operand before that is rounded."""
     if pair is None:
         return x, None
-    x = rotate(x) if pair.rotated and turn else x
+    x = rotate(x) if pair.rotated else x
     if factors is not None:
-        return rounded(x / factors, pair.b)[0] * factors, factors
+        return rounded(x * factors, pair.b)[0] / factors, None
     values, scale = rounded(x, pair.b)
     return values, scale.reshape(*x.shape[:-1], 1) if pair.b.group == "row" else None
 
@@ -142,6 +150,18 @@ def first(x: Tensor, pair: Pair | None, joined: Tensor | None, most: Tensor | No
     if joined is None:
         return rounded(x, pair.a, most)[0]
     return rounded(x * joined, pair.a, most)[0] / joined
+
+
+def s8_scale(x: Tensor) -> Tensor:
+    """Each row's scale in s8 by block; 0 of zeros."""
+    blocks = x.unflatten(-2, (-1, min(BLOCK, x.shape[-2])))
+    scale = blocks.abs().amax((-2, -1), keepdim=True) / S8.limit
+    return scale.expand(*blocks.shape[:-1], 1).flatten(-3, -2)
+
+
+def power_of_two(x: Tensor) -> Tensor:
+    """The smallest that is at least x; 1 of 0."""
+    return x.where(x > 0, 1.0).log2().ceil().exp2()
 
 
 def over_channels(a: Tensor, b: Tensor, pair: Pair | None) -> tuple[Tensor, Tensor]:
@@ -224,22 +244,36 @@ class Attention:
                 delta = (p * dp).sum(-1, keepdim=True)
         return p, dp.sub_(delta).mul_(p)
 
-    def factors(self, dout: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-        """Of rows of P and of dS: P's largest value is then 256 times its root, and dS in that proportion to
-        it, if dP is a quarter of |dO| times V's largest value, which it rarely exceeds."""
+    def factors(self, dout: Tensor, chunk: int) -> Factors:
+        """Of a row r, the root of P's largest value but for a power of two, divides P and dS and multiplies
+        what they meet: the largest becomes a number that e4m3 has. What else is in the factors is by block or
+        by KV head."""
         most = torch.cat([1 / self.weights(*at)[1] for at in self.chunks(chunk)], -2)
-        v = rotate(self.v) if self.recipe.dp is not None and self.recipe.dp.rotated else self.v
-        dp = dout.norm(dim=-1, keepdim=True) * v.abs().amax((-2, -1), keepdim=True)
-        return 256 / most.sqrt(), 128 / (most.sqrt() * dp.where(dp > 0, 1.0))
+        r = most / (most.log2() / 2).round().exp2()
+        v = s8_scale(rotate(self.v)).amax(-2, keepdim=True)
+        ds = r * s8_scale(rotate(dout)) * v.where(v > 0, 1.0)  # over which dS is rounded
+        do_norms, q_norms = dout.norm(dim=-1, keepdim=True), self.q.norm(dim=-1, keepdim=True) * r
+        of_do = power_of_two((do_norms * r).amax(-2, keepdim=True) / E4M3.limit)
+        blocks = [x.unflatten(-2, (-1, min(BLOCK, self.tokens))).amax(-2) for x in (do_norms, q_norms)]
+        of_q = power_of_two((blocks[0] * blocks[1]).amax(-2, keepdim=True) * v / S8.limit / E4M3.limit)
+        return Factors(
+            p=256 / r,
+            do=r / of_do,
+            ds=2.0**-10 / ds.where(ds > 0, 1.0),
+            q=ds / of_q,
+            k=2 / s8_scale(rotate(self.k_centred)).clamp_min(2.0**-100),
+        )
 
     def gradients(self, dout: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
         """dQ, dK and dV. Of dS with one scale a tensor the largest magnitude is found by a pass before."""
         recipe = self.recipe
         operands = over_channels(dout, self.v - self.v_mean, recipe.dp)
-        of_p, of_ds = self.factors(dout, chunk) if recipe.folded else (None, None)
-        do, do_rows = second(dout, recipe.dv, factors=of_p)
-        q, q_rows = second(self.q, recipe.dk, factors=of_ds)
-        k, k_rows = second(self.k_centred, recipe.dq)
+        factors = self.factors(dout, chunk) if recipe.folded else Factors()
+        do, do_rows = second(dout, recipe.dv, factors.do)
+        q, q_rows = second(self.q, recipe.dk, factors.q)
+        k, k_rows = second(self.k_centred, recipe.dq, factors.k)
+        if recipe.folded:
+            do_rows, q_rows = factors.p, factors.ds
         most = None
         if is_tensor(recipe.dq) or is_tensor(recipe.dk):
             each = [largest(self.p_and_ds(dout, operands, *at)[1], "tensor") for at in self.chunks(chunk)]
@@ -250,7 +284,7 @@ class Attention:
             p, ds = self.p_and_ds(dout, operands, rows, keys)
             p_dv = first(p, recipe.dv, part(do_rows, rows), p_most(recipe.dv, p))
             ds_dk = first(ds, recipe.dk, part(q_rows, rows), most if is_tensor(recipe.dk) else None)
-            k_joined = part(of_ds, rows) if k_rows is None else k_rows[..., keys, :].mT
+            k_joined = part(factors.ds, rows) if k_rows is None else k_rows[..., keys, :].mT
             ds_dq = first(ds, recipe.dq, k_joined, most if is_tensor(recipe.dq) else None)
             dv[..., keys, :] += p_dv.mT @ do[..., rows, :]
             dk[..., keys, :] += ds_dk.mT @ q[..., rows, :]

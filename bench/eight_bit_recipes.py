@@ -111,11 +111,11 @@ def one_copy(
 
 
 def folded() -> Recipe:
-    """S and dP of the int8 forward pass's values and of dO alike; P and dS in e4m3, whose range takes the
-    place of scales that only all of a tile would tell: a kernel rounds what it has."""
-    product = Pair(Operand(E4M3, "one"), Operand(E4M3, "block"))
+    """S and dP of the int8 forward pass's values and of dO alike; the other products' operands in e4m3, whose
+    range takes the place of scales that only all of a tile would tell: a kernel rounds what it has."""
+    product = Pair(Operand(E4M3, "one"), Operand(E4M3, "one"))
     turned = product._replace(rotated=True)
-    return replace(one_copy(S8, "block", "line"), dv=product, dq=turned, dk=turned, folded=True)
+    return replace(one_copy(S8, "block", "line"), dv=turned, dq=turned, dk=turned, folded=True)
 
 
 def sixteen() -> Recipe:

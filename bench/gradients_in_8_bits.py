@@ -113,15 +113,19 @@ def measure_alone(found: dict[str, list[Tensors]]) -> list[dict[str, Any]]:
     return rows
 
 
-def measure_together(found: dict[str, list[Tensors]], kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By input, layer and recipe: every gradient's figures. Rows of an earlier run are kept."""
-    rows = []
-    earlier = {(row["inputs"], row["layer"], row["recipe"]): row for row in kept}
+def measure_together(
+    found: dict[str, list[Tensors]], kept: list[dict[str, Any]], names: list[str]
+) -> list[dict[str, Any]]:
+    """By input, layer and recipe: every gradient's figures. Rows of an earlier run are kept; if there are
+    `names`, these recipes alone are measured, and anew."""
+    rows = [row for row in kept if names and row["recipe"] not in names]
+    earlier = {} if names else {(row["inputs"], row["layer"], row["recipe"]): row for row in kept}
+    recipes = {said: of for said, of in eight_bit_recipes.together().items() if not names or said in names}
     for name, layers in found.items():
         for number, layer in enumerate(layers):
             (right,) = exact_gradients([layer])
             tokens = layer.k.shape[-2]
-            for said, recipe in eight_bit_recipes.together().items():
+            for said, recipe in recipes.items():
                 if tokens > SHORT and said not in eight_bit_tables.LONG:
                     continue
                 if row := earlier.get((name, number, said)):
@@ -192,6 +196,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--resume", action="store_true", help="keep the rows of `together` and the runs of `learning` in FILE"
     )
+    recipes = eight_bit_recipes.together()
+    parser.add_argument(
+        "--recipes",
+        nargs="+",
+        choices=recipes,
+        default=[],
+        metavar="NAME",
+        help="measure these of `together` alone, anew",
+    )
     learning = parser.add_argument_group("learning")
     learning.add_argument("--steps", type=int, default=300)
     learning.add_argument("--seeds", type=int, default=3)
@@ -236,7 +249,7 @@ def main() -> int:
             if part == "alone":
                 document[part] = measure_alone(found)
             else:
-                document[part] = measure_together(found, document[part] if resumed else [])
+                document[part] = measure_together(found, document[part] if resumed else [], args.recipes)
             before = {"before": document["runs"][part]} if resumed else {}
             document["runs"][part] = harness.origin(harness.machine(), args.commit) | before
             harness.write_json(document, args.json)

@@ -18,6 +18,8 @@ sys.path.insert(0, str(ROOT / "bench"))
 import eight_bit_gradients as study  # noqa: E402
 import eight_bit_recipes  # noqa: E402
 import eight_bit_tables  # noqa: E402
+import eight_bit_tensors  # noqa: E402
+import gradients_in_8_bits  # noqa: E402
 from eight_bit_learning import ByRecipe  # noqa: E402
 
 DTYPES = {study.E4M3: torch.float8_e4m3fn, study.E5M2: torch.float8_e5m2, study.BF16: torch.bfloat16}
@@ -110,6 +112,14 @@ def test_attention_by_a_recipe_learns_through_autograd() -> None:
     for a, b in zip(got, by_autograd((-1, 0)), strict=True):
         expected = b.unflatten(2, (-1, 256)).flatten(1, 2).transpose(1, 2)
         assert torch.allclose(a, expected, atol=1e-12)
+
+
+def test_recipes_that_changed_are_measured_anew() -> None:
+    found = {"normal": eight_bit_tensors.random(128)["normal"]}
+    rows = gradients_in_8_bits.measure_together(found, [], ["bf16", "s8, tensor"])
+    kept = [{**row, "kept": True} for row in rows]
+    again = gradients_in_8_bits.measure_together(found, kept, ["s8, tensor"])
+    assert [(row["recipe"], "kept" in row) for row in again] == [("bf16", True), ("s8, tensor", False)]
 
 
 def test_cosines_are_not_rounded_up_to_the_goal() -> None:
