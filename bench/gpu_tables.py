@@ -163,6 +163,10 @@ def host(document: Document) -> list[str]:
         "forward, packed": ("flash_attn_varlen_func", ""),
         "forward, recorded for a backward pass": ("flash_attn_func, recorded", "sdpa, recorded"),
         "forward and backward": ("flash_attn_func, forward and backward", "sdpa, forward and backward"),
+        "forward and backward of eight calls in a compiled graph": (
+            "attention, 8 compiled",
+            "sdpa, 8 compiled",
+        ),
         "a window": ("attention, a window", ""),
         "a window as a function": ("attention, a window as a function", ""),
         "documents as a function, which read an array": ("attention, documents as a function", ""),

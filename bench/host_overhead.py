@@ -4,8 +4,8 @@
 
 On a GPU the calls are of a small problem and only their launches are timed, by the wall clock. On the CPU the
 batch is empty, so that everything but the arithmetic is done, and the thread's CPU time counts; calls with
-functions, and the one with a window beside them, have 8 queries. Each number is the least of many rounds of
-20 calls, of all contenders in turn.
+functions, compiled ones, and the one with a window beside them, have 8 queries. Each number is the least of
+many rounds of 20 calls, of all contenders in turn.
 """
 
 from __future__ import annotations
@@ -51,7 +51,29 @@ def contenders(device: str) -> dict[str, Callable[[], Any]]:
             flash_attn_func(*trained, causal=True), trained
         ),
         "sdpa, forward and backward": lambda: step(sdpa(*trained_first, is_causal=True), trained_first),
+        **compiled(*small),
         **with_functions(*small),
+    }
+
+
+def compiled(*tensors: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """Graphs of torch.compile, each of eight calls one after the other."""
+    trained = [t.clone().requires_grad_() for t in tensors]
+    trained_first = [t.transpose(1, 2).detach().requires_grad_() for t in tensors]
+
+    def layers(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            for _ in range(8):
+                q = function(q, k, v)
+            return q
+
+        return torch.compile(run)
+
+    attention = layers(lambda q, k, v: tandem.attention(q, k, v, causal=True))
+    sdpa = layers(lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+    return {
+        "attention, 8 compiled": lambda: attention(*trained).sum().backward(),
+        "sdpa, 8 compiled": lambda: sdpa(*trained_first).sum().backward(),
     }
 
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -88,6 +89,7 @@ Options make_options(const nb::tuple& values) {
 // are known by their identity.
 struct Known {
   Options defaults;
+  std::vector<bool> in_operators;  ///< whether torch.ops.tandem takes it, too
   std::vector<std::pair<PyObject*, PyObject*>> attributes;
   nb::str functions = interned("functions"), parsed = interned("parsed"), options = interned("options");
 
@@ -97,9 +99,10 @@ struct Known {
 // What know_options made last. Earlier ones are kept: a thread may be reading one.
 std::atomic<const Known*> known = nullptr;
 
-void know_options(const nb::tuple& defaults) {
+void know_options(const nb::tuple& defaults, const std::vector<bool>& in_operators) {
   auto made = std::make_unique<Known>();
   made->defaults = make_options(defaults);
+  made->in_operators = in_operators;
   std::size_t n = 0;
   Options options;
   each_option(options.attention, options.execution, [&](const char* name, auto&& /*place*/) {
@@ -149,6 +152,25 @@ Options options_of(nb::handle call) {
   return options;
 }
 
+std::optional<Options> options_of_operator(std::span<const nb::handle> values) {
+  const Known& of_call = *known;
+  bool plain = true;
+  Options options = of_call.defaults;
+  std::size_t option = 0, n = 0;
+  const auto next = [&](auto& place) { plain = plain && n < values.size() && read(values[n++], place); };
+  each_option(options.attention, options.execution, [&](const char* /*name*/, auto&& place) {
+    if (!of_call.in_operators[option++]) return;
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(place)>, Window>) {
+      next(place.left);
+      next(place.right);
+    } else {
+      next(place);
+    }
+  });
+  if (!plain || n != values.size() || options.execution.sm_limit != 0) return {};
+  return options;
+}
+
 void Options::set_captured_gradients(const std::vector<std::optional<Tensor>>& gradients) {
   captured_gradients.clear();
   for (const std::optional<Tensor>& t : gradients) captured_gradients.push_back(t.value_or(Tensor{}));
@@ -178,7 +200,7 @@ void define_options(nb::module_& m) {
       .def("set_accumulate", &Options::set_accumulate, nb::arg("dq"), nb::arg("dk_dv"))
       .def_prop_ro("threads", [](const Options& options) { return options.execution.threads; });
   m.attr("OPTIONS") = option_names();
-  m.def("know_options", &know_options, nb::arg("defaults"));
+  m.def("know_options", &know_options, nb::arg("defaults"), nb::arg("in_operators"));
 }
 
 }  // namespace tandem::python

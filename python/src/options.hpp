@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "tandem/attention.hpp"
@@ -35,6 +36,10 @@ struct Options {
 
 /// The options of a tandem._call.Call, which validates those that are not Python's own values.
 Options options_of(nanobind::handle call);
+
+/// The options of an operator of torch.ops.tandem, in the order of its schema; nothing where one of them
+/// takes a closer look.
+std::optional<Options> options_of_operator(std::span<const nanobind::handle> values);
 
 /// The class Options.
 void define_options(nanobind::module_& m);

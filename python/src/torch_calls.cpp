@@ -147,13 +147,14 @@ const Names& names() {
   return *made;
 }
 
+constexpr std::size_t metadata_count = input_fields.size() - differentiable_inputs;
+
 /// What know_record has made known, kept for ever.
 std::atomic<PyObject*> apply = nullptr, in_full = nullptr;
 
 Inputs inputs_of(nb::handle q, nb::handle k, nb::handle v, nb::handle sink, const nb::tuple& metadata) {
-  constexpr std::size_t count = input_fields.size() - differentiable_inputs;
   Inputs inputs{q, k, v, sink};
-  const auto others = handles_of<count>(metadata);
+  const auto others = handles_of<metadata_count>(metadata);
   std::copy(others.begin(), others.end(), inputs.begin() + differentiable_inputs);
   return inputs;
 }
@@ -229,6 +230,78 @@ nb::object apply_backward(nb::handle ctx, nb::handle dout, nb::handle dlse) {
   return tuple_of(all);
 }
 
+// The kernels of torch.ops.tandem: what PyTorch calls with the arguments of an operator's schema.
+
+using Arguments = std::span<const nb::handle>;
+
+/// q, k, v, sink and the metadata.
+Inputs inputs_of(Arguments differentiable, Arguments metadata) {
+  Inputs inputs;
+  std::copy(metadata.begin(), metadata.end(), std::ranges::copy(differentiable, inputs.begin()).out);
+  return inputs;
+}
+
+/// As torch.ops.tandem.attention has it. Nothing of what takes the long way.
+nb::object forward_operator(Arguments arguments, bool recording) {
+  constexpr std::size_t inputs_end = input_fields.size();
+  if (arguments.size() <= inputs_end || !arguments.back().is_none()) return {};  // out_dtype
+  const Inputs inputs = inputs_of(arguments.first(differentiable_inputs),
+                                  arguments.subspan(differentiable_inputs, metadata_count));
+  if (recording && record_of(inputs) != Record::no) return {};
+  std::optional<Options> options =
+      options_of_operator(arguments.subspan(inputs_end, arguments.size() - inputs_end - 1));
+  if (!options) return {};
+  options->attention.deterministic |= is_deterministic();
+  const auto output = attend(inputs, *options, true, false);
+  return output ? nb::make_tuple(output->out, output->lse) : nb::object();
+}
+
+/// As torch.ops.tandem.attention_backward has it: empty tensors stand for gradients that are not needed.
+nb::object backward_operator(Arguments arguments, bool recording) {
+  constexpr std::size_t first = 2, out = first + differentiable_inputs, metadata = out + 2;
+  constexpr std::size_t options_begin = metadata + metadata_count, needed = backward_outputs.size();
+  if (arguments.size() < options_begin + needed) return {};
+  if (recording && std::ranges::any_of(arguments.first(metadata),
+                                       [](nb::handle t) { return !t.is_none() && requires_gradient(t); }))
+    return {};
+  std::optional<Options> options =
+      options_of_operator(arguments.subspan(options_begin, arguments.size() - options_begin - needed));
+  if (!options) return {};
+  options->attention.deterministic |= is_deterministic();
+  const Inputs inputs =
+      inputs_of(arguments.subspan(first, differentiable_inputs), arguments.subspan(metadata, metadata_count));
+  auto made = differentiate(inputs, {arguments[out], arguments[out + 1], arguments[0], arguments[1]},
+                            *options, arguments.last(needed));
+  if (!made) return {};
+  for (nb::object& gradient : *made) {
+    if (!gradient.is_none()) continue;
+    Tensor none = *exchanged(inputs[0]);
+    none.rank = 1;
+    none.shape[0] = 0;
+    gradient = made_like(inputs[0], none).tensor;
+  }
+  return tuple_of(std::array<nb::handle, needed>{(*made)[0], (*made)[1], (*made)[2], (*made)[3]});
+}
+
+/// A kernel of an operator without a frame of Python, each of which a compiled graph looks at.
+/// `for_autograd`: it gets the keyset first and is asked before the transforms below autograd, where
+/// `long_way` goes.
+nb::object operator_kernel(bool backward, bool for_autograd, nb::object long_way) {
+  return nb::cpp_function([=](const nb::args& all) -> nb::object {
+    const std::size_t first = for_autograd ? 1 : 0;
+    std::array<nb::handle, 64> handles;
+    if (all.size() <= handles.size() && (!for_autograd || !is_followed())) {
+      for (std::size_t i = first; i < all.size(); ++i) handles[i - first] = all[i];
+      const Arguments arguments(handles.data(), all.size() - first);
+      const bool recording = for_autograd && is_recording();
+      nb::object result =
+          backward ? backward_operator(arguments, recording) : forward_operator(arguments, recording);
+      if (result.is_valid()) return result;
+    }
+    return long_way(*all);
+  });
+}
+
 }  // namespace
 
 void define_torch_calls(nb::module_& m) {
@@ -250,6 +323,8 @@ void define_torch_calls(nb::module_& m) {
       nb::arg("apply"), nb::arg("in_full"));
   m.def("record", &record, nb::arg("ctx"), nb::arg("call"), nb::arg("output"), nb::arg("q"), nb::arg("k"),
         nb::arg("v"), nb::arg("sink").none(), nb::arg("read"));
+  m.def("operator_kernel", &operator_kernel, nb::arg("backward"), nb::arg("for_autograd"),
+        nb::arg("long_way"));
   m.attr("apply_backward") =
       nb::cpp_function(&apply_backward, nb::is_method(), nb::arg("dout").none(), nb::arg("dlse").none());
 }

@@ -225,12 +225,19 @@ def _fake_merge(
     return first.new_empty(first.shape, dtype=dtype or first.dtype), lse
 
 
+#: Operators whose kernels are C++ for what is usual. A compiled graph looks at every frame of Python.
+_QUICK = ("tandem", "attention"), ("tandem", "attention_backward")
+
+
 class _Library(torch.library.Library):
     """A library whose operators refuse tangents."""
 
     def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> Any:
-        if dispatch_key == "Autograd":
+        for_autograd = dispatch_key == "Autograd"
+        if for_autograd:
             fn = _derivatives.without_tangents(self.ns, op_name, fn)
+        if (self.ns, op_name) in _QUICK and dispatch_key in ("CPU", "CUDA", "Autograd"):
+            fn = _core.operator_kernel(op_name == "attention_backward", for_autograd, fn)
         super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
 
