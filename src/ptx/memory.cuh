@@ -294,5 +294,16 @@ TANDEM_DEVICE void stmatrix_x4(void* row, u32 a, u32 b, u32 c, u32 d) {
   emulator::stmatrix_x4(row, a, b, c, d);
 #endif
 }
+/// As stmatrix_x4, transposed: lane l has rows 2 (l % 4), + 1 of column l / 4 of each.
+TANDEM_DEVICE void stmatrix_x4_transposed(void* row, u32 a, u32 b, u32 c, u32 d) {
+#if TANDEM_ON_DEVICE
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+      "r"(a), "r"(b), "r"(c), "r"(d)
+      : "memory");
+#else
+  emulator::stmatrix_x4_transposed(row, a, b, c, d);
+#endif
+}
 
 }  // namespace tandem::ptx

@@ -62,5 +62,32 @@ TEST(Instructions, AreTheHardwares) {
   for (std::size_t i = 0; i < truth.size(); ++i) ASSERT_EQ(found[i], truth[i]) << place_of(i);
 }
 
+/// A matrix whose elements say where they are, stored transposed: memory has its columns as rows.
+void transposed_kernel(u32* out) {
+  auto* const base = ptx::dynamic_shared();
+  const auto lane = static_cast<u32>(ptx::thread_index());
+  u32 words[4];
+  for (u32 i = 0; i < 4; ++i) {
+    const u32 first = 1000 * i + 100 * (lane / 4) + 2 * (lane % 4);
+    words[i] = first | (first + 1) << 16;
+  }
+  ptx::stmatrix_x4_transposed(base + 16 * lane, words[0], words[1], words[2], words[3]);
+  ptx::sync_warp();
+  for (u32 i = 0; i < 4; ++i)
+    ptx::store_global(out + 4 * lane + i,
+                      ptx::load_shared(reinterpret_cast<const u32*>(base + 16 * lane) + i));
+}
+
+TEST(Instructions, MatricesAreStoredTransposed) {
+  std::vector<u32> out(128);
+  emulator::launch(&transposed_kernel, out.data(), {.blocks = 1, .threads = 32, .shared_bytes = 512},
+                   {.buffers = {emulator::writable(out)}});
+  for (u32 at = 0; at < 256; ++at) {
+    const u32 column = at / 8 % 8;
+    const u32 row = at % 8;
+    EXPECT_EQ(out[at / 2] >> (16 * (at % 2)) & 0xffffU, 1000 * (at / 64) + 100 * row + column) << at;
+  }
+}
+
 }  // namespace
 }  // namespace tandem::kernel_tests

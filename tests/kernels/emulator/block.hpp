@@ -110,6 +110,7 @@ struct Warp {
     ldmatrix,
     ldmatrix_transposed,
     stmatrix,
+    stmatrix_transposed,
     mma
   };
   struct Deposit {

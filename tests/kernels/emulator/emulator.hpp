@@ -95,6 +95,7 @@ bool elect_one();
 void ldmatrix_x4(const void* row, std::uint32_t (&d)[4]);
 void ldmatrix_x4_transposed(const void* row, std::uint32_t (&d)[4]);
 void stmatrix_x4(void* row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d);
+void stmatrix_x4_transposed(void* row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d);
 
 void release_registers(int count);
 void claim_registers(int count);

@@ -23,6 +23,7 @@ const char* name(Operation operation) {
     case Operation::ldmatrix: return "ldmatrix_x4";
     case Operation::ldmatrix_transposed: return "ldmatrix_x4_transposed";
     case Operation::stmatrix: return "stmatrix_x4";
+    case Operation::stmatrix_transposed: return "stmatrix_x4_transposed";
     case Operation::mma: return "mma";
   }
   return "";
@@ -58,11 +59,18 @@ void load_matrices(std::array<Warp::Deposit, 32>& deposits, bool transposed) {
   }
 }
 
-/// Matrix i's row r goes to the address of lane 8 i + r; lane l holds columns 2 (l % 4), + 1 of row l / 4.
-void store_matrices(const std::array<Warp::Deposit, 32>& deposits) {
+/// Matrix i's row r goes to the address of lane 8 i + r; lane l holds columns 2 (l % 4), + 1 of row l / 4, or
+/// `transposed` rows of a column.
+void store_matrices(const std::array<Warp::Deposit, 32>& deposits, bool transposed) {
   for (std::uint32_t lane = 0; lane < 32; ++lane) {
     for (std::uint32_t i = 0; i < 4; ++i) {
-      std::memcpy(deposits[8 * i + lane / 4].row + lane % 4 * 4, &deposits[lane].values[i], 4);
+      for (std::uint32_t e = 0; e < 2; ++e) {
+        const std::uint32_t pair = lane % 4 * 2 + e;
+        const std::uint32_t row = transposed ? pair : lane / 4;
+        const std::uint32_t col = transposed ? lane / 4 : pair;
+        const auto element = static_cast<std::uint16_t>(deposits[lane].values[i] >> (16 * e));
+        std::memcpy(deposits[8 * i + row].row + 2 * col, &element, 2);
+      }
     }
   }
 }
@@ -93,7 +101,8 @@ const std::array<Warp::Deposit, 32>& collective(Operation operation, std::uint32
   if (operation == Operation::sync) join_lanes(warp, self);
   if (operation == Operation::ldmatrix || operation == Operation::ldmatrix_transposed)
     load_matrices(deposits, operation == Operation::ldmatrix_transposed);
-  if (operation == Operation::stmatrix) store_matrices(deposits);
+  if (operation == Operation::stmatrix || operation == Operation::stmatrix_transposed)
+    store_matrices(deposits, operation == Operation::stmatrix_transposed);
   if (operation == Operation::mma) multiply_fragments(static_cast<Element>(argument), deposits);
   warp.arrived = 0;
   ++warp.generation;
@@ -178,13 +187,25 @@ void mma(Element element, float* d, const std::uint32_t (&a)[4], std::uint32_t b
              {{a[0], a[1], a[2], a[3], b0, b1}, reinterpret_cast<char*>(d)});
 }
 
-void stmatrix_x4(void* row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+namespace {
+
+void store_matrices(Operation operation, void* row, const Warp::Deposit& mine) {
   Block& block = Block::current();
-  const std::uint32_t offset = block.shared_offset(row, 16, "stmatrix_x4");
+  const std::uint32_t offset = block.shared_offset(row, 16, name(operation));
   if (offset % 16 != 0)
-    block.fail(fmt::format("stmatrix_x4 at +{}: a row is not aligned to 16 bytes", offset));
+    block.fail(fmt::format("{} at +{}: a row is not aligned to 16 bytes", name(operation), offset));
   check_shared_write(row, 16);
-  collective(Operation::stmatrix, 0, {{a, b, c, d}, static_cast<char*>(row)});
+  collective(operation, 0, mine);
+}
+
+}  // namespace
+
+void stmatrix_x4(void* row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  store_matrices(Operation::stmatrix, row, {{a, b, c, d}, static_cast<char*>(row)});
+}
+
+void stmatrix_x4_transposed(void* row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  store_matrices(Operation::stmatrix_transposed, row, {{a, b, c, d}, static_cast<char*>(row)});
 }
 
 }  // namespace tandem::emulator
