@@ -141,8 +141,8 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
       ptx::wgmma_fence();
       this->template issue_gradient<C.tiling.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage], [&](int i) {
         constexpr int steps = C.tiling.block_m / 16;
-        if (i == 0) this->await_dq_buffer();
-        this->store_dq(dq, 0, i * Base::dq_vectors / steps, (i + 1) * Base::dq_vectors / steps);
+        if (i == 0) this->dq_buffer().await();
+        this->dq_buffer().store(dq, 0, i * Base::dq_vectors / steps, (i + 1) * Base::dq_vectors / steps);
       });
       ptx::wgmma_wait<0>();
       ptx::pin_registers(dv);
@@ -154,7 +154,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     this->template issue_scores<C.tiling.head_dim_v>(dp, this->v(), shared.dout[dout_to.stage]);
     pingpong_pass();
     if constexpr (!first) {
-      this->hand_over_dq();
+      this->dq_buffer().hand_over();
       this->release_dout();
       this->release_q();
     }
@@ -271,7 +271,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
       this->store_keys(t, dk);
       this->store_values(t, dv);
     }
-    this->await_dq_buffer();  // the dQ writer's last arrival
+    this->dq_buffer().await();  // the dQ writer's last arrival
   }
 };
 
@@ -298,7 +298,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__
     if (warp == 0) {
       BackwardLoader<C>(p, shared).run();
     } else if (warp <= C.consumers) {
-      DqWriter<C>{p, shared, warp - 1}.run();
+      DqWriter<C, BackwardShared<C>>{p, shared, warp - 1}.run();
     }
   } else {
     ptx::claim_registers<C.registers().consumer>();

@@ -127,33 +127,20 @@ struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>> {
     }
   }
 
-  /// Hands dQ to the warp that adds it to the sums. Each thread stores its registers in their order, 16 bytes
-  /// at a time, contiguous over the warp: only the conversion must know which elements they are.
+  /// Hands dQ to the warp that adds it to the sums.
   TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2]) {
 #pragma unroll
     for (int slice = 0; slice < C.dq_slices; ++slice) store_dq(dq, slice);
   }
   TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], int slice) {
-    await_dq_buffer();
-    store_dq(dq, slice, 0, dq_vectors);
-    hand_over_dq();
+    const DqBuffer<C> buffer = dq_buffer();
+    buffer.await();
+    buffer.store(dq, slice, 0, dq_vectors);
+    buffer.hand_over();
   }
-  static constexpr int dq_vectors = C.dq_slice() / warpgroup_size / 4;  ///< 16 bytes a thread
-  TANDEM_DEVICE void await_dq_buffer() {
-    ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);
-  }
-  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], int slice, int from, int to) {
-    auto* target = reinterpret_cast<ptx::Float4*>(shared.dq + warpgroup * C.dq_slice()) + thread;
-#pragma unroll
-    for (int u = from; u < to; ++u) {
-      const float* d = dq + 4 * (slice * dq_vectors + u);
-      ptx::store_shared(target + u * warpgroup_size, ptx::Float4{d[0], d[1], d[2], d[3]});
-    }
-  }
-  /// The dQ writer's warp fences, not these 128 threads: here a fence waits 480 cycles for products in
-  /// flight.
-  TANDEM_DEVICE void hand_over_dq() {
-    ptx::named_barrier_arrive(barrier_dq_full + warpgroup, dq_threads);
+  static constexpr int dq_vectors = DqBuffer<C>::vectors;
+  TANDEM_DEVICE DqBuffer<C> dq_buffer() {
+    return {shared.dq, warpgroup, thread};
   }
 
   /// All consumers wait for each other. With wide heads the two warpgroups run different code, and

@@ -242,7 +242,7 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     } else {
       run_tiles<true>();
     }
-    this->await_dq_buffer();  // the dQ writer's last arrival
+    this->dq_buffer().await();  // the dQ writer's last arrival
   }
 };
 
