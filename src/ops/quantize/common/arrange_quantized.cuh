@@ -112,7 +112,7 @@ TANDEM_DEVICE void arrange_values(const ArrangeParams& p, int number) {
   ptx::sync_block();
   u8* const quantized =
       x.quantized + offset_of(x.quantized_stride, item, 0) + static_cast<i64>(item.block) * quant_block;
-  store_quantized_v<C>(quantized, x.quantized_stride.row, table, thread);
+  store_transposed<C.head_dim_v, zero_points<C>>(quantized, x.quantized_stride.row, table, thread);
 }
 
 }  // namespace quantizer

@@ -251,32 +251,33 @@ constexpr u32 zero_points = takes_zero_point(C.pv, C.v_scales == ScaleGroup::row
                                 ? four_zero_points
                                 : 0;
 
-/// Puts channels (4 j + t) * 8 to + 7 of the thread's key into the tile. All lanes of a warp call.
-template <QuantizeConfig C>
-TANDEM_DEVICE void put_quantized_v(const Tables& table, int thread, int j, const Quantized8& quantized) {
+/// Puts channels (4 j + t) * 8 to + 7 of the thread's row into the tile. All lanes of a warp call.
+TANDEM_DEVICE void put_transposed(const Tables& table, int thread, int j, const Quantized8& quantized) {
   const int lane = thread % warp_size;
   const int c = (4 * j + lane % row_threads) * 8 + lane / row_threads % 4;
   const int word = thread / warp_size * 2 + lane / 16;
-  ptx::store_shared(table.tile + swizzled_word(c, word),
-                    transpose_bytes(quantized.low ^ zero_points<C>, lane));
-  ptx::store_shared(table.tile + swizzled_word(c + 4, word),
-                    transpose_bytes(quantized.high ^ zero_points<C>, lane));
+  ptx::store_shared(table.tile + swizzled_word(c, word), transpose_bytes(quantized.low, lane));
+  ptx::store_shared(table.tile + swizzled_word(c + 4, word), transpose_bytes(quantized.high, lane));
+}
+template <QuantizeConfig C>
+TANDEM_DEVICE void put_quantized_v(const Tables& table, int thread, int j, const Quantized8& quantized) {
+  put_transposed(table, thread, j, {quantized.low ^ zero_points<C>, quantized.high ^ zero_points<C>});
 }
 
-/// Writes the complete tile of V to where the attention kernel reads it: `own` chunks of 16 keys from chunk
-/// `first` of the tile on, and then zeros up to the end of the block.
-template <QuantizeConfig C>
-TANDEM_DEVICE void store_quantized_v(u8* quantized, i64 channel_stride, const Tables& table, int thread,
-                                     int first = 0, int own = quant_block / 16) {
+/// Writes the complete tile, channel by channel: `own` chunks of 16 rows from chunk `first` of the tile on,
+/// and then `zeros` up to chunk `end`.
+template <int head_dim, u32 zeros>
+TANDEM_DEVICE void store_transposed(u8* quantized, i64 channel_stride, const Tables& table, int thread,
+                                    int first = 0, int own = quant_block / 16, int end = quant_block / 16) {
   constexpr int chunks = quant_block / 16;
-  constexpr int all = C.head_dim_v * chunks;
-  constexpr u32 zeros = zero_points<C>;
+  constexpr int all = head_dim * chunks;
 #pragma unroll
   for (int begin = 0; begin < all; begin += quantize_threads) {
     const int i = begin + thread;
     if (begin + quantize_threads > all && i >= all) break;
     const int c = i / chunks;
     const int chunk = i % chunks;
+    if (chunk >= end) break;
     ptx::Vec4 v{zeros, zeros, zeros, zeros};
     if (chunk < own) {
       const int word = swizzled_word(c, 4 * (first + chunk));
@@ -286,7 +287,6 @@ TANDEM_DEVICE void store_quantized_v(u8* quantized, i64 channel_stride, const Ta
     ptx::store_global(reinterpret_cast<ptx::Vec4*>(quantized + c * channel_stride + 16 * chunk), v);
   }
 }
-
 template <QuantizeConfig C>
 TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const Tables& table, int pass_at) {
   constexpr int head_dim = C.head_dim_v;
@@ -308,11 +308,11 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const Tables& table,
     const ThreadRow<C> at = thread_row<C, Which::v>(table, pass_at);
     const int own = at.segment_rows() / 16;
     for (int head = 0; head < at.heads(); ++head) {
-      store_quantized_v<C>(quantized + head * x.quantized_stride.head, x.quantized_stride.row, table, thread,
-                           head * own, own);
+      store_transposed<C.head_dim_v, zero_points<C>>(quantized + head * x.quantized_stride.head,
+                                                     x.quantized_stride.row, table, thread, head * own, own);
     }
   } else {
-    store_quantized_v<C>(quantized, x.quantized_stride.row, table, thread);
+    store_transposed<C.head_dim_v, zero_points<C>>(quantized, x.quantized_stride.row, table, thread);
   }
 }
 
