@@ -11,6 +11,7 @@
 #include "ops/cache/config.hpp"
 #include "ops/decode/config.hpp"
 #include "ops/eight_bit/config.hpp"
+#include "ops/eight_bit_backward/config.hpp"
 #include "ops/forward/sm80/config.hpp"
 #include "ops/latent/config.hpp"
 #include "ops/pack/config.hpp"
@@ -146,6 +147,14 @@ struct MembersOf<Sm80BackwardConfig>
               &Sm80BackwardConfig::mask, &Sm80BackwardConfig::transform, &Sm80BackwardConfig::schedule,
               &Sm80BackwardConfig::ds_in_dout, &Sm80BackwardConfig::halved, &Sm80BackwardConfig::f32_dq,
               &Sm80BackwardConfig::f32_dk_dv, &Sm80BackwardConfig::functions> {};
+template <>
+struct MembersOf<EightBitBackwardSchedule>
+    : Members<&EightBitBackwardSchedule::staggered, &EightBitBackwardSchedule::deterministic> {};
+template <>
+struct MembersOf<EightBitBackwardConfig>
+    : Members<&EightBitBackwardConfig::tiling, &EightBitBackwardConfig::q_stages,
+              &EightBitBackwardConfig::mask, &EightBitBackwardConfig::schedule,
+              &EightBitBackwardConfig::f32_dq, &EightBitBackwardConfig::f32_dk_dv> {};
 template <>
 struct MembersOf<EightBitConfig>
     : Members<&EightBitConfig::tiling, &EightBitConfig::qk, &EightBitConfig::pv, &EightBitConfig::stages,

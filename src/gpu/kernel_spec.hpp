@@ -11,6 +11,7 @@
 #include "ops/cache/config.hpp"
 #include "ops/decode/config.hpp"
 #include "ops/eight_bit/config.hpp"
+#include "ops/eight_bit_backward/config.hpp"
 #include "ops/forward/sm80/config.hpp"
 #include "ops/latent/config.hpp"
 #include "ops/pack/config.hpp"
@@ -20,9 +21,9 @@
 namespace tandem::gpu {
 
 /// The Config of any kernel.
-using KernelConfig =
-    std::variant<ForwardConfig, Sm80ForwardConfig, DecodeConfig, LatentConfig, CombineConfig, EightBitConfig,
-                 BackwardConfig, Sm80BackwardConfig, QuantizeConfig, PackConfig, AppendConfig, MergeConfig>;
+using KernelConfig = std::variant<ForwardConfig, Sm80ForwardConfig, DecodeConfig, LatentConfig, CombineConfig,
+                                  EightBitConfig, BackwardConfig, Sm80BackwardConfig, EightBitBackwardConfig,
+                                  QuantizeConfig, PackConfig, AppendConfig, MergeConfig>;
 
 /// f of a Config of one of the kernels that compute the forward pass of 16 bits.
 template <typename F>
@@ -32,7 +33,7 @@ auto visit_forward(const KernelConfig& config, F&& f) {
   if (const auto* c = std::get_if<Sm80ForwardConfig>(&config)) return f(*c);
   return f(std::get<ForwardConfig>(config));
 }
-/// f of a Config of the backward kernels.
+/// f of a Config of the 16-bit backward kernels.
 template <typename F>
 auto visit_backward(const KernelConfig& config, F&& f) {
   if (const auto* c = std::get_if<Sm80BackwardConfig>(&config)) return f(*c);

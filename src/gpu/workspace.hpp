@@ -22,6 +22,11 @@ enum class Region : int {
   q_quantized,  ///< what the quantiser makes (quantized_layout.hpp)
   k_quantized,
   v_quantized,
+  dout_quantized,
+  q_transposed,  ///< what the 8-bit backward pass reads, too (EightBitBackwardParams)
+  k_transposed,
+  dout_transposed,
+  row_factors,
   q_scales,
   k_scales,
   v_scales,
@@ -39,7 +44,7 @@ enum class Region : int {
   part_sums,
   block_lists
 };
-constexpr std::size_t regions_count = 25;
+constexpr std::size_t regions_count = 30;
 
 /// Offsets of the regions that a call has, in the order in which they were taken.
 class Workspace {

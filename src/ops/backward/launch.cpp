@@ -1,6 +1,7 @@
 #include "ops/backward/launch.hpp"
 
 #include "gpu/step_params.hpp"
+#include "ops/eight_bit_backward/config.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -214,7 +215,11 @@ template BackwardParams make_backward_params(const Problem&, const BackwardConfi
                                              EncodeTensorMap, const Workspace&, char*);
 template BackwardParams make_backward_params(const Problem&, const Sm80BackwardConfig&, const LoadedMaps&,
                                              EncodeTensorMap, const Workspace&, char*);
+template Workspace backward_workspace(const Problem&, const EightBitBackwardConfig&);
+template BackwardParams make_backward_params(const Problem&, const EightBitBackwardConfig&, const LoadedMaps&,
+                                             EncodeTensorMap, const Workspace&, char*);
 template std::int64_t backward_grid(const Problem&, const BackwardConfig&, int);
+template std::int64_t backward_grid(const Problem&, const EightBitBackwardConfig&, int);
 template std::int64_t backward_grid(const Problem&, const Sm80BackwardConfig&, int);
 
 // The kernels around the main one read what lies before functions.

@@ -5,33 +5,11 @@
 
 #include "gpu/param_fields.hpp"
 #include "gpu/step_params.hpp"
-#include "ops/quantize/axes.hpp"
 
 namespace tandem::gpu {
 namespace {
 
 constexpr std::byte nowhere{};
-
-/// A map of bytes in a region of the workspace, whose innermost dimension has rows of `pitch` bytes; `lines`
-/// of them a head, of which `lines_read` are read. An empty tensor's map describes `nearby`.
-LoadedMap quantized_map(Region region, const QuantizedAxes& axes, std::int64_t columns, std::int64_t pitch,
-                        std::int64_t lines_read, std::int64_t lines, int strip, int box_lines,
-                        const void* nearby) {
-  const bool empty = axes.entries * axes.heads * columns * lines == 0;
-  const auto near = reinterpret_cast<std::uintptr_t>(nearby) / 16 * 16;
-  const auto at_least = [](std::int64_t n, std::int64_t low) { return std::max(n, low); };
-  TensorMapSpec spec;
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): rounding an address down takes the way through an integer
-  spec.base = empty ? reinterpret_cast<const void*>(near) : &nowhere;
-  spec.rank = 4;
-  spec.element_bytes = 1;
-  spec.dims = {at_least(columns, 1), at_least(lines_read, 1), at_least(axes.heads, 1),
-               at_least(axes.entries, 1)};
-  spec.strides = {at_least(pitch, 16), at_least(pitch * lines, 16), at_least(pitch * lines * axes.heads, 16)};
-  spec.box = {strip, box_lines, 1, 1};
-  spec.swizzle = strip == 128 ? Swizzle::b128 : Swizzle::b64;
-  return {.spec = spec, .region = empty ? Region::none : region};
-}
 
 ScaleArray array_of(const float* data, const QuantizedAxes& axes, bool by_row) {
   return {.data = data, .stride = scale_strides(axes, by_row)};
@@ -60,6 +38,25 @@ ForwardParams params_of_quantized(const Problem& p, const EightBitConfig& config
 }
 
 }  // namespace
+
+LoadedMap quantized_map(Region region, const QuantizedAxes& axes, std::int64_t columns, std::int64_t pitch,
+                        std::int64_t lines_read, std::int64_t lines, int strip, int box_lines,
+                        const void* nearby) {
+  const bool empty = axes.entries * axes.heads * columns * lines == 0;
+  const auto near = reinterpret_cast<std::uintptr_t>(nearby) / 16 * 16;
+  const auto at_least = [](std::int64_t n, std::int64_t low) { return std::max(n, low); };
+  TensorMapSpec spec;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): rounding an address down takes the way through an integer
+  spec.base = empty ? reinterpret_cast<const void*>(near) : &nowhere;
+  spec.rank = 4;
+  spec.element_bytes = 1;
+  spec.dims = {at_least(columns, 1), at_least(lines_read, 1), at_least(axes.heads, 1),
+               at_least(axes.entries, 1)};
+  spec.strides = {at_least(pitch, 16), at_least(pitch * lines, 16), at_least(pitch * lines * axes.heads, 16)};
+  spec.box = {strip, box_lines, 1, 1};
+  spec.swizzle = strip == 128 ? Swizzle::b128 : Swizzle::b64;
+  return {.spec = spec, .region = empty ? Region::none : region};
+}
 
 QuantizedScales quantized_scales(const Recipe& recipe, const Workspace& workspace, char* memory) {
   return {.q = workspace.at<float>(Region::q_scales, memory),

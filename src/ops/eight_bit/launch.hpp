@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/forward/launch.hpp"
+#include "ops/quantize/axes.hpp"
 
 namespace tandem::gpu {
 
@@ -20,6 +21,12 @@ QuantizedScales quantized_scales(const Recipe& recipe, const Workspace& workspac
 
 /// Whether TMA can read quantized values of the caller's where they are.
 bool can_read_quantized(const Problem& problem, const EightBitConfig& config);
+
+/// A map of bytes in a region of the workspace, whose innermost dimension has rows of `pitch` bytes; `lines`
+/// of them a head, of which `lines_read` are read. An empty tensor's map describes `nearby`.
+LoadedMap quantized_map(Region region, const QuantizedAxes& axes, std::int64_t columns, std::int64_t pitch,
+                        std::int64_t lines_read, std::int64_t lines, int strip, int box_lines,
+                        const void* nearby);
 
 /// The maps of quantized values: those that the quantiser writes to the workspace, the caller's where the
 /// kernel reads them in place. Where V stays in 16 bits, of V as it is.
