@@ -23,10 +23,10 @@ if(TANDEM_NVRTC)
   # The library's own sources but those that compute, with its flags, so that the compiler cache has them. It is built
   # even where nothing is shipped, so that it cannot go stale.
   add_library(tandem_kernel_compiler OBJECT ops/cache/launch.cpp ops/backward/launch.cpp gpu/cache.cpp gpu/compiler.cpp
-    gpu/device.cpp gpu/driver.cpp ops/forward/launch.cpp gpu/function_source.cpp gpu/kernel_spec.cpp gpu/kernels.cpp gpu/nvrtc.cpp ops/pack/launch.cpp gpu/param_fields.cpp ops/eight_bit/launch.cpp
+    gpu/device.cpp gpu/driver.cpp ops/forward/launch.cpp gpu/function_source.cpp gpu/kernel_spec.cpp gpu/kernels.cpp gpu/nvrtc.cpp ops/pack/launch.cpp gpu/param_fields.cpp ops/eight_bit/launch.cpp ops/eight_bit_backward/launch.cpp
     ops/quantize/launch.cpp gpu/step_params.cpp
     gpu/shipped.cpp gpu/shipped_none.cpp gpu/sources.cpp gpu/tensor_map.cpp problem/effective.cpp problem/fmt.cpp problem/log.cpp problem/stats.cpp ops/backward/plan.cpp plan/facts.cpp ops/forward/explain.cpp ops/forward/legality.cpp ops/forward/plan.cpp ops/portable_set.cpp ops/backward/sm80_plan.cpp ops/forward/sm80_plan.cpp
-    ops/cache/plan.cpp ops/decode/plan.cpp ops/latent/plan.cpp ops/quantize/plan.cpp ops/eight_bit/plan.cpp ${TANDEM_EMBEDDED_SOURCES})
+    ops/cache/plan.cpp ops/decode/plan.cpp ops/latent/plan.cpp ops/quantize/plan.cpp ops/eight_bit/plan.cpp ops/eight_bit_backward/plan.cpp ${TANDEM_EMBEDDED_SOURCES})
   target_include_directories(tandem_kernel_compiler PUBLIC ${PROJECT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(tandem_kernel_compiler PUBLIC OpenMP::OpenMP_CXX tandem_fmt_headers ${CMAKE_DL_LIBS} PRIVATE tandem_flags)
   add_executable(ship_kernels ${PROJECT_SOURCE_DIR}/tools/ship_kernels.cpp)

@@ -29,6 +29,8 @@
 #include "ops/decode/plan.hpp"
 #include "ops/eight_bit/launch.hpp"
 #include "ops/eight_bit/plan.hpp"
+#include "ops/eight_bit_backward/launch.hpp"
+#include "ops/eight_bit_backward/plan.hpp"
 #include "ops/forward/launch.hpp"
 #include "ops/forward/plan.hpp"
 #include "ops/latent/plan.hpp"
@@ -89,6 +91,14 @@ std::vector<Item> items_to_compile() {
   }
   for (const EightBitConfig& config : shipped_eight_bit_configs()) {
     items.emplace_back(gpu::kernels::eight_bit_forward.name(config), eight_bit_objection(config));
+  }
+  for (const EightBitBackwardConfig& config : shipped_eight_bit_backward_configs()) {
+    items.emplace_back(gpu::kernels::eight_bit_backward.name(config), eight_bit_backward_objection(config));
+    const QuantizeConfig quantizer = gradient_quantizer_of(config);
+    add_once(gpu::kernels::mean_of_gradients.name(mean_config(quantizer)));
+    add_once(gpu::kernels::quantize_keys.name(quantizer));
+    add_once(gpu::kernels::quantize_queries.name(quantizer));
+    add_once(gpu::kernels::eight_bit_convert.name(gpu::eight_bit_convert_config(config)));
   }
   for (const AppendConfig& config : shipped_append_configs()) {
     items.emplace_back(gpu::kernels::append.name(config), "");

@@ -5,6 +5,7 @@
 #include "gpu/nvtx.hpp"
 #include "ops/backward/launch.hpp"
 #include "ops/eight_bit/launch.hpp"
+#include "ops/eight_bit_backward/launch.hpp"
 #include "ops/forward/launch.hpp"
 #include "problem/log.hpp"
 
@@ -67,10 +68,11 @@ CallKind kind_of_steps(const Plan& plan) {
   const gpu::KernelConfig& config = plan.gpu->config;
   const bool backward = plan.facts->problem.pass == Pass::backward;
   const auto entry = [](const auto& c) { return gpu::kernel_of(c).entry; };
-  const char* kernel = backward ? gpu::visit_backward(config, entry)
-                       : std::holds_alternative<EightBitConfig>(config)
-                           ? gpu::kernels::eight_bit_forward.entry
-                           : gpu::visit_forward(config, entry);
+  const char* kernel =
+      std::holds_alternative<EightBitBackwardConfig>(config) ? gpu::kernels::eight_bit_backward.entry
+      : backward                                             ? gpu::visit_backward(config, entry)
+      : std::holds_alternative<EightBitConfig>(config)       ? gpu::kernels::eight_bit_forward.entry
+                                                             : gpu::visit_forward(config, entry);
   const char* family = plan.facts->family == Family::sm90 ? "sm90" : "sm80";
   return {.operation = backward ? "backward" : "forward",
           .backend = "cuda",

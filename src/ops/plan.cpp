@@ -9,6 +9,7 @@
 #include "ops/backward/sm80_plan.hpp"
 #include "ops/decode/plan.hpp"
 #include "ops/eight_bit/plan.hpp"
+#include "ops/eight_bit_backward/plan.hpp"
 #include "ops/forward/plan.hpp"
 #include "ops/forward/sm80_plan.hpp"
 #include "ops/functions/plan.hpp"
@@ -43,6 +44,8 @@ std::vector<std::string> cuda_reasons(const Problem& problem, const CallFacts& f
                                       const gpu::Steps& steps) {
   const Problem& p = facts.problem;
   if (!facts.portable.empty()) return explain_portable(facts, steps.config);
+  if (const auto* c = std::get_if<EightBitBackwardConfig>(&steps.config))
+    return explain_eight_bit_backward(facts, *c);
   if (facts.problem.pass == Pass::backward)
     return gpu::visit_backward(steps.config, [&](const auto& c) { return explain_backward(facts, c); });
   if (const auto* c = std::get_if<EightBitConfig>(&steps.config)) {

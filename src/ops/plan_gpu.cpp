@@ -9,6 +9,7 @@
 #include "ops/cache/plan.hpp"
 #include "ops/decode/plan.hpp"
 #include "ops/eight_bit/plan.hpp"
+#include "ops/eight_bit_backward/plan.hpp"
 #include "ops/forward/plan.hpp"
 #include "ops/forward/sm80_plan.hpp"
 #include "ops/functions/plan.hpp"
@@ -68,6 +69,13 @@ void plan_eight_bit(gpu::Steps& steps, const CallFacts& facts, const gpu::Kernel
   add_eight_bit(steps, config, choose_quantize_config(facts, steps.recipe));
 }
 
+void plan_eight_bit_backward(gpu::Steps& steps, const CallFacts& facts, const gpu::KernelConfig* wanted) {
+  steps.recipe = recipe_of(facts.problem.backward_precision, facts.problem.strict);
+  const EightBitBackwardConfig config =
+      wanted != nullptr ? std::get<EightBitBackwardConfig>(*wanted) : choose_eight_bit_backward_config(facts);
+  add_eight_bit_backward(steps, config, choose_gradient_quantizer(facts, steps.recipe));
+}
+
 gpu::KernelConfig choose_forward(const CallFacts& facts) {
   if (facts.family == Family::sm80) {
     return with_functions(
@@ -103,7 +111,9 @@ Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted, int sm_li
   check_family(problem, facts, sm_limit);
   gpu::Steps& steps = plan.gpu.emplace(facts.problem);
   steps.multiprocessors = sm_limit > 0 ? std::min(sm_limit, device.multiprocessors) : device.multiprocessors;
-  if (problem.pass == Pass::backward) {
+  if (problem.pass == Pass::backward && problem.backward_precision != Precision::exact) {
+    plan_eight_bit_backward(steps, facts, wanted);
+  } else if (problem.pass == Pass::backward) {
     plan_backward(steps, facts, wanted);
   } else if (problem.precision != Precision::exact) {
     plan_eight_bit(steps, facts, wanted);

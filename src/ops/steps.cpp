@@ -5,6 +5,7 @@
 #include "gpu/function_source.hpp"
 #include "ops/backward/launch.hpp"
 #include "ops/eight_bit/launch.hpp"
+#include "ops/eight_bit_backward/launch.hpp"
 #include "ops/forward/launch.hpp"
 #include "ops/pack/launch.hpp"
 #include "ops/quantize/launch.hpp"
@@ -240,6 +241,39 @@ void add_backward_of(Steps& steps, const Config& config) {
 
 void add_backward(Steps& steps, const gpu::KernelConfig& config) {
   gpu::visit_backward(config, [&](const auto& c) { add_backward_of(steps, c); });
+}
+
+void add_eight_bit_backward(Steps& steps, const EightBitBackwardConfig& config,
+                            const QuantizeConfig& quantizer) {
+  steps.config = config;
+  const Problem& p = steps.problem;
+  const std::int64_t rows = gpu::backward_rows_count(p, config.tiling.block_m);
+  const bool wants_main = p.dq.given() || p.dk.given() || p.dv.given();
+  const std::int64_t tiles = wants_main ? gpu::backward_tile_count(p, config.tile_keys()) : 0;
+  if (!wants_main || (rows == 0 && tiles == 0)) return;
+  steps.workspace = gpu::eight_bit_backward_workspace(p, config, steps.recipe);
+  steps.maps = gpu::eight_bit_backward_maps(p, config);
+  const gpu::QuantizeItems items = gpu::gradient_items(p);
+  const auto add = [&](const gpu::KernelSpec& kernel, const gpu::KernelConfig& c, std::int64_t grid) {
+    if (grid > 0) steps.list.add({.kernel = &kernel, .config = c, .grid = grid_of(grid)});
+  };
+  if (quantizer.smooth_k) add(kernels::mean_of_gradients, mean_config(quantizer), items.k);
+  add(kernels::quantize_keys, quantizer, items.total());
+  add(kernels::quantize_queries, quantizer, items.q);
+  if (tiles > 0) {
+    steps.list.add({.kernel = &kernels::eight_bit_backward,
+                    .config = gpu::eight_bit_main_config(config),
+                    .grid = grid_of(gpu::backward_grid(p, config, steps.multiprocessors)),
+                    // As of the 16-bit kernel.
+                    .programmatic = items.q > 0 && !config.schedule.deterministic,
+                    .resident = config.schedule.deterministic});
+  }
+  if (rows > 0 && p.dq.given()) {
+    steps.list.add({.kernel = &kernels::eight_bit_convert,
+                    .config = gpu::eight_bit_convert_config(config),
+                    .grid = grid_of(rows),
+                    .programmatic = tiles > 0});
+  }
 }
 
 gpu::QuantizeSteps quantize_steps(const QuantizeProblem& problem, const QuantizeConfig& config,

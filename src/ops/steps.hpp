@@ -25,6 +25,10 @@ void add_eight_bit(gpu::Steps& steps, const EightBitConfig& config, const Quanti
 
 void add_backward(gpu::Steps& steps, const gpu::KernelConfig& config);
 
+/// Gradients by products of 8 bits, of what `quantizer` makes.
+void add_eight_bit_backward(gpu::Steps& steps, const EightBitBackwardConfig& config,
+                            const QuantizeConfig& quantizer);
+
 /// Quantized values and scales of q, k and v, in workspace that quantized_workspace has: found, or arranged
 /// where the caller has them. Whether the step after it may start while the last one ends.
 bool add_quantizer(gpu::Steps& steps, const QuantizeConfig& config);

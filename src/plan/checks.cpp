@@ -31,6 +31,26 @@ void check_wide_heads(const Problem& p) {
   }
 }
 
+/// What the kernels of gradients by 8-bit products cannot do.
+void check_gradients(const Problem& p) {
+  if (p.head_dim_qk != 128 || p.head_dim_v != 128) {
+    unsupported(
+        "backward_precision {} has GPU kernels for head dimension 128 alone, and the head dimensions are {} "
+        "and {}; leave it out, for gradients in 16 bits, or copy the tensors to the CPU",
+        p.backward_precision, p.head_dim_qk, p.head_dim_v);
+  }
+  if (p.pass == Pass::backward && !p.max_logits.given()) {
+    unsupported("backward_precision {} reads max_logits on a GPU, which are not given; pass those of forward",
+                p.backward_precision);
+  }
+  if (p.strict) {
+    unsupported(
+        "backward_precision {} with strict has no GPU kernel; leave one of both out, or copy the tensors to "
+        "the CPU",
+        p.backward_precision);
+  }
+}
+
 /// What the kernels of 8-bit products cannot do.
 void check_eight_bits(const Problem& p) {
   if (p.out.dtype == DType::f32) {
@@ -39,13 +59,7 @@ void check_eight_bits(const Problem& p) {
         "copy the tensors to the CPU",
         p.precision);
   }
-  if (p.backward_precision != Precision::exact) {
-    unsupported(
-        "backward_precision {} has no GPU kernel; leave it out, for gradients in 16 bits, or copy the "
-        "tensors "
-        "to the CPU",
-        p.backward_precision);
-  }
+  if (p.backward_precision != Precision::exact) check_gradients(p);
   if (p.causal_by_sequence.given()) {
     unsupported(
         "causal_by_sequence with precision {} has no GPU kernel; leave the precision exact, or copy the "

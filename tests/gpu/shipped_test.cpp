@@ -16,6 +16,8 @@
 #include "ops/cache/plan.hpp"
 #include "ops/decode/plan.hpp"
 #include "ops/eight_bit/plan.hpp"
+#include "ops/eight_bit_backward/launch.hpp"
+#include "ops/eight_bit_backward/plan.hpp"
 #include "ops/forward/plan.hpp"
 #include "ops/latent/plan.hpp"
 #include "ops/portable_set.hpp"
@@ -40,6 +42,14 @@ TEST(Shipped, HoldsEveryConfigOfTheList) {
   }
   for (const EightBitConfig& config : shipped_eight_bit_configs()) {
     EXPECT_TRUE(find_shipped(kernels::eight_bit_forward.name(config))) << expression_of(config);
+  }
+  for (const EightBitBackwardConfig& config : shipped_eight_bit_backward_configs()) {
+    const QuantizeConfig quantizer = gradient_quantizer_of(config);
+    EXPECT_TRUE(find_shipped(kernels::eight_bit_backward.name(config))) << expression_of(config);
+    EXPECT_TRUE(find_shipped(kernels::mean_of_gradients.name(mean_config(quantizer))));
+    EXPECT_TRUE(find_shipped(kernels::quantize_keys.name(quantizer)));
+    EXPECT_TRUE(find_shipped(kernels::quantize_queries.name(quantizer)));
+    EXPECT_TRUE(find_shipped(kernels::eight_bit_convert.name(eight_bit_convert_config(config))));
   }
   for (const QuantizeConfig& config : shipped_quantize_configs()) {
     EXPECT_TRUE(find_shipped(kernels::quantize.name(config))) << expression_of(config);
@@ -168,6 +178,20 @@ TEST_P(ShippedBackward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
   });
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedBackward, ShippedSet::groups_of(shipped_backward_configs().size()));
+
+class ShippedEightBitBackward : public ShippedSet {};
+TEST_P(ShippedEightBitBackward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
+  each(shipped_eight_bit_backward_configs(), [](const EightBitBackwardConfig& config) {
+    ASSERT_EQ(eight_bit_backward_objection(config), "");
+    expect_fast(kernels::eight_bit_backward.name(config), eight_bit_backward_local_bytes_allowed(config));
+    const QuantizeConfig quantizer = gradient_quantizer_of(config);
+    expect_fast(kernels::quantize_keys.name(quantizer));
+    expect_fast(kernels::quantize_queries.name(quantizer));
+    expect_fast(kernels::eight_bit_convert.name(eight_bit_convert_config(config)));
+  });
+}
+INSTANTIATE_TEST_SUITE_P(Shipped, ShippedEightBitBackward,
+                         ShippedSet::groups_of(shipped_eight_bit_backward_configs().size()));
 
 class ShippedQuantiser : public ShippedSet {};
 TEST_P(ShippedQuantiser, HasTheLocalMemoryOfThePlan) {

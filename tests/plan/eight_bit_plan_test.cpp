@@ -181,7 +181,7 @@ TEST(EightBitPlan, ObjectionsNameTheRule) {
 }
 
 /// Nothing falls back to gradients in 16 bits, and the forward pass says so already.
-TEST(EightBitPlan, HasNoGradientsIn8BitsOnAGpu) {
+TEST(EightBitPlan, SaysWhatHasNoGradientsIn8Bits) {
   const Device device{.kind = Device::Kind::cuda, .index = gpu::first_described};
   ForwardArgs args;
   args.q = args.k = args.v = ConstTensor(nullptr, DType::bf16, {2, 64, 8, 64}, device);
@@ -189,9 +189,10 @@ TEST(EightBitPlan, HasNoGradientsIn8BitsOnAGpu) {
   args.options.precision = Precision::int8;
   EXPECT_NO_THROW(explain(args));
   args.options.backward_precision = Precision::int8;
-  EXPECT_EQ(error_of(Status::unsupported, [&] { return explain(args); }),
-            "backward_precision int8 has no GPU kernel; leave it out, for gradients in 16 bits, or copy the "
-            "tensors to the CPU");
+  EXPECT_EQ(
+      error_of(Status::unsupported, [&] { return explain(args); }),
+      "backward_precision int8 has GPU kernels for head dimension 128 alone, and the head dimensions are "
+      "64 and 64; leave it out, for gradients in 16 bits, or copy the tensors to the CPU");
 }
 
 }  // namespace
