@@ -66,12 +66,14 @@ void for_each_tensor(AttentionInputs& args, const F& f) {
 template <typename F>
 void for_each_tensor(ForwardArgs& args, const F& f) {
   for_each_tensor(static_cast<AttentionInputs&>(args), f);
-  for (Tensor* tensor : {&args.out, &args.lse}) f(*tensor);
+  for (Tensor* tensor : {&args.out, &args.lse, &args.max_logits}) f(*tensor);
 }
 template <typename F>
 void for_each_tensor(BackwardArgs& args, const F& f) {
   for_each_tensor(static_cast<AttentionInputs&>(args), f);
-  for (ConstTensor* tensor : {&args.out, &args.lse, &args.dout, &args.dlse}) f(*tensor);
+  for (ConstTensor* tensor : {&args.out, &args.lse, &args.max_logits, &args.dout, &args.dlse}) {
+    f(*tensor);
+  }
   for (Tensor* tensor : {&args.dq, &args.dk, &args.dv, &args.dsink}) f(*tensor);
 }
 
@@ -131,6 +133,8 @@ void Call::prepare_forward(const CallOptions& options) {
   shape.pop_back();
   std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
   forward_.lse = output("lse", DType::f32, shape);
+  if (options.attention.backward_precision != Precision::exact)
+    forward_.max_logits = output("max_logits", DType::f32, shape);
 }
 
 void Call::prepare_backward(const CallOptions& options) {
@@ -150,6 +154,7 @@ void Call::prepare_backward(const CallOptions& options) {
   backward_.options = forward_.options;
   backward_.out = forward_.out;
   backward_.lse = forward_.lse;
+  backward_.max_logits = forward_.max_logits;
   backward_.dout = input("dout");
   backward_.dlse = input("dlse");
   const auto gradient = [this](const char* name, const char* like) {

@@ -79,6 +79,7 @@ int explain_on(Device device, const ExplainOptions& options) {
     return print(args, options);
   }
   BackwardArgs args;
+  if (options.attention.backward_precision != Precision::exact) args.max_logits = lse;
   static_cast<AttentionInputs&>(args) = inputs;
   args.out = out;
   args.lse = lse;

@@ -72,8 +72,8 @@ void add_run(CLI::App& app, Command& chosen) {
   command->footer(
       R"(Tensors: q, k, v; optionally cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, sink, q_scale,
 k_scale, v_scale, page_table, leftpad_k, cache_batch_idx, dout, dlse. Results: out, lse; with --backward
-also dq, dk, dv (and dsink). Shapes: (batch, seqlen, heads, head_dim), or (total, heads, head_dim) with
-cu_seqlens; with page_table, k and v are (pages, page_size, heads, head_dim).
+also dq, dk, dv (and dsink), with --backward-precision int8 max_logits. Shapes: (batch, seqlen, heads,
+head_dim), or (total, heads, head_dim) with cu_seqlens; with page_table, k and v are (pages, page_size, heads, head_dim).
 
 Examples:
   tandem run qkv.safetensors --causal --out result.safetensors

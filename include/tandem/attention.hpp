@@ -176,7 +176,7 @@ struct BackwardArgs : AttentionInputs {
   ConstTensor lse;         ///< from forward
   ConstTensor dout;        ///< gradient of out
   ConstTensor dlse;        ///< optional: gradient of lse, same shape, f32
-  ConstTensor max_logits;  ///< from forward; read with backward_precision int8 alone
+  ConstTensor max_logits;  ///< from forward; with backward_precision int8, and an error else
   /// The gradients that are wanted; one at least, of these or of captured tensors. dq has the shape of q, dk
   /// of k, dv of v. They have q's dtype or f32, as parts that are to be added want it: dq on its own, dk and
   /// dv alike. dsink is (heads_q) f32, only with a sink. Each in memory of its own; they may be slices of one

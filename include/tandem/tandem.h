@@ -135,7 +135,7 @@ typedef struct tandem_backward_args {
   tandem_tensor dropout_places; /* optional, with dropout_p */
   int32_t accumulate_dq;        /* dq, or dk and dv, are added to what they hold, f32 */
   int32_t accumulate_dk_dv;
-  tandem_tensor max_logits; /* with backward_precision tandem_int8 */
+  tandem_tensor max_logits; /* from forward; with backward_precision tandem_int8 */
 } tandem_backward_args;
 
 /* How and where a call runs. NULL, or tandem_execution_default(), follows the tensors' device. */

@@ -215,7 +215,7 @@ Made made_like(nb::handle tensor, const ConstTensor& t) {
   return made;
 }
 
-std::optional<Results> results_beside(nb::handle q, const ForwardArgs& args, bool return_lse) {
+std::optional<Results> results_beside(nb::handle q, const ForwardArgs& args, bool lse, bool max_logits) {
   const bool quantized = args.q.dtype == DType::e4m3 || args.q.dtype == DType::s8;
   if (quantized) return {};
   for (const ConstTensor* t : {&args.q, &args.k, &args.v}) {
@@ -225,11 +225,12 @@ std::optional<Results> results_beside(nb::handle q, const ForwardArgs& args, boo
   auto shape = args.q.shape;
   const auto rank = static_cast<std::size_t>(args.q.rank);
   shape[rank - 1] = args.v.shape[static_cast<std::size_t>(args.v.rank) - 1];
-  Results results{.out = made_beside(q, {shape.data(), rank}, args.q.dtype, args.q.device), .lse = {}};
-  if (return_lse) {
-    std::swap(shape[rank - 3], shape[rank - 2]);
-    results.lse = made_beside(q, {shape.data(), rank - 1}, DType::f32, args.q.device);
-  }
+  Results results;
+  results.out = made_beside(q, {shape.data(), rank}, args.q.dtype, args.q.device);
+  std::swap(shape[rank - 3], shape[rank - 2]);
+  const auto by_row = [&] { return made_beside(q, {shape.data(), rank - 1}, DType::f32, args.q.device); };
+  if (lse) results.lse = by_row();
+  if (max_logits) results.max_logits = by_row();
   return results;
 }
 

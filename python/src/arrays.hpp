@@ -37,15 +37,15 @@ bool has_dense_rows(const ConstTensor& t);
 /// An uninitialised, contiguous tensor like the one whose view is `t`.
 Made made_like(nanobind::handle tensor, const ConstTensor& t);
 
-/// The results of a call, made beside its q; `lse` only where wanted.
+/// The results of a call, made beside its q; the latter two only where wanted.
 struct Results {
-  Made out, lse;
+  Made out, lse, max_logits;
 };
 
 /// Uninitialised tensors for the results of `args`, whose inputs exchanged() read. None where out's shape or
 /// dtype take a closer look than this: 8 bits, ranks that no call has, rows whose elements do not lie side by
 /// side.
-std::optional<Results> results_beside(nanobind::handle q, const ForwardArgs& args, bool return_lse);
+std::optional<Results> results_beside(nanobind::handle q, const ForwardArgs& args, bool lse, bool max_logits);
 
 /// The view of `array`, the argument called `name` of a call whose q is `q`. A `_core.Tensor` is its own
 /// view. Raises what _arrays.view raises: TypeError for an array of another library than q's, for one.

@@ -36,12 +36,14 @@ constexpr std::size_t differentiable_inputs = 4, forward_only = 4;
 constexpr auto forward_outputs = std::to_array<Fields<ForwardArgs, Tensor>>({
     {"out", &ForwardArgs::out},
     {"lse", &ForwardArgs::lse},
+    {"max_logits", &ForwardArgs::max_logits},
 });
 constexpr auto backward_inputs = std::to_array<Fields<BackwardArgs, ConstTensor>>({
     {"out", &BackwardArgs::out},
     {"lse", &BackwardArgs::lse},
     {"dout", &BackwardArgs::dout},
     {"dlse", &BackwardArgs::dlse},
+    {"max_logits", &BackwardArgs::max_logits},
 });
 constexpr auto backward_outputs = std::to_array<Fields<BackwardArgs, Tensor>>({
     {"dq", &BackwardArgs::dq},
@@ -57,7 +59,7 @@ struct Window {
 
 /// Calls f(name, place) of each option: what tandem._call.Call names and JAX passes as an attribute.
 template <typename F>
-void each_option(AttentionOptions& options, Execution& execution, F&& f) {
+void each_option(AttentionOptions& options, Execution& execution, bool& return_max_logits, F&& f) {
   f("scale", options.scale);
   f("causal", options.causal);
   f("window", Window{options.window_left, options.window_right});
@@ -73,6 +75,7 @@ void each_option(AttentionOptions& options, Execution& execution, F&& f) {
   f("dropout_seed", options.dropout_seed);
   f("dropout_offset", options.dropout_offset);
   f("sm_limit", execution.sm_limit);
+  f("return_max_logits", return_max_logits);
 }
 
 }  // namespace tandem::python

@@ -243,7 +243,8 @@ Wish make_wish(const ffi::Dictionary& attributes) {
             .device = {},
             .score_function = text("score_function"),
             .mask_function = text("mask_function")};
-  each_option(wish.options, wish.execution, [&](std::string_view name, auto&& place) {
+  bool return_max_logits = false;  // the outputs say so
+  each_option(wish.options, wish.execution, return_max_logits, [&](std::string_view name, auto&& place) {
     if (attributes.contains(name)) read(attributes, name, place);
   });
   return wish;

@@ -79,9 +79,10 @@ bool read(nb::handle value, Precision& place) {
 Options make_options(const nb::tuple& values) {
   Options options;
   std::size_t n = 0;
-  each_option(options.attention, options.execution, [&](const char* name, auto&& place) {
-    if (!read(values[n++], place)) throw nb::type_error(name);
-  });
+  each_option(options.attention, options.execution, options.return_max_logits,
+              [&](const char* name, auto&& place) {
+                if (!read(values[n++], place)) throw nb::type_error(name);
+              });
   return options;
 }
 
@@ -105,17 +106,18 @@ void know_options(const nb::tuple& defaults, const std::vector<bool>& in_operato
   made->in_operators = in_operators;
   std::size_t n = 0;
   Options options;
-  each_option(options.attention, options.execution, [&](const char* name, auto&& /*place*/) {
-    made->attributes.emplace_back(Known::interned(name).release().ptr(),
-                                  nb::object(defaults[n++]).release().ptr());
-  });
+  each_option(options.attention, options.execution, options.return_max_logits,
+              [&](const char* name, auto&& /*place*/) {
+                made->attributes.emplace_back(Known::interned(name).release().ptr(),
+                                              nb::object(defaults[n++]).release().ptr());
+              });
   known = made.release();
 }
 
 nb::tuple option_names() {
   Options options;
   nb::list names;
-  each_option(options.attention, options.execution,
+  each_option(options.attention, options.execution, options.return_max_logits,
               [&names](const char* name, auto&& /*place*/) { names.append(name); });
   return nb::tuple(names);
 }
@@ -140,11 +142,12 @@ Options options_of(nb::handle call) {
   bool plain = true;
   Options options = of_call.defaults;
   std::size_t n = 0;
-  each_option(options.attention, options.execution, [&](const char* /*name*/, auto&& place) {
-    const auto& [name, value] = of_call.attributes[n++];
-    const nb::object given = nb::getattr(call, nb::handle(name));
-    if (given.ptr() != value && !read(given, place)) plain = false;
-  });
+  each_option(options.attention, options.execution, options.return_max_logits,
+              [&](const char* /*name*/, auto&& place) {
+                const auto& [name, value] = of_call.attributes[n++];
+                const nb::object given = nb::getattr(call, nb::handle(name));
+                if (given.ptr() != value && !read(given, place)) plain = false;
+              });
   if (!plain || options.attention.dropout_p != 0 || options.execution.sm_limit != 0)
     return nb::cast<Options>(call.attr(of_call.options)());
   const nb::object functions = nb::getattr(call, of_call.functions);
@@ -158,15 +161,16 @@ std::optional<Options> options_of_operator(std::span<const nb::handle> values) {
   Options options = of_call.defaults;
   std::size_t option = 0, n = 0;
   const auto next = [&](auto& place) { plain = plain && n < values.size() && read(values[n++], place); };
-  each_option(options.attention, options.execution, [&](const char* /*name*/, auto&& place) {
-    if (!of_call.in_operators[option++]) return;
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(place)>, Window>) {
-      next(place.left);
-      next(place.right);
-    } else {
-      next(place);
-    }
-  });
+  each_option(options.attention, options.execution, options.return_max_logits,
+              [&](const char* /*name*/, auto&& place) {
+                if (!of_call.in_operators[option++]) return;
+                if constexpr (std::is_same_v<std::remove_cvref_t<decltype(place)>, Window>) {
+                  next(place.left);
+                  next(place.right);
+                } else {
+                  next(place);
+                }
+              });
   if (!plain || n != values.size() || options.execution.sm_limit != 0) return {};
   return options;
 }

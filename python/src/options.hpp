@@ -21,6 +21,7 @@ struct Functions {
 struct Options {
   AttentionOptions attention;
   Execution execution;  ///< what of it is an option
+  bool return_max_logits = false;
   Functions functions;
   std::vector<Tensor> captured_gradients;
   ConstTensor dropout_places;
@@ -32,6 +33,8 @@ struct Options {
   /// Whether a backward call adds to dq, and to dk and dv.
   void set_accumulate(bool dq, bool dk_dv);
   void give(AttentionInputs& args, AttentionOptions& options) const;
+  /// Whether the backward pass reads max_logits.
+  [[nodiscard]] bool saves_max_logits() const { return attention.backward_precision != Precision::exact; }
 };
 
 /// The options of a tandem._call.Call, which validates those that are not Python's own values.

@@ -53,12 +53,12 @@ Record record_of(const Inputs& inputs) {
 }
 
 struct Output {
-  nb::object out, lse;  ///< lse only where there is one
+  nb::object out, lse, max_logits;  ///< the latter two only where there are some
   bool recorded = false;
 };
 
 /// The forward call. Nothing where one of the tensors wants the long way: another type, rows that are not
-/// contiguous, float8. Where it is to be recorded it has an LSE, too.
+/// contiguous, float8. Where it is to be recorded it has what the gradients want, too.
 std::optional<Output> attend(const Inputs& inputs, const Options& options, bool return_lse, bool recording) {
   ForwardArgs args;
   if (!read_tensors(args, input_fields, inputs)) return {};
@@ -67,19 +67,24 @@ std::optional<Output> attend(const Inputs& inputs, const Options& options, bool 
   if (record == Record::impossible) return {};
   const bool recorded = record == Record::yes;
   const nb::handle q = inputs[0];
-  const std::optional<Results> results = results_beside(q, args, return_lse || recorded);
+  const bool max_logits = options.return_max_logits || (recorded && options.saves_max_logits());
+  const std::optional<Results> results = results_beside(q, args, return_lse || recorded, max_logits);
   if (!results) return {};
   args.out = results->out.view;
   args.lse = results->lse.view;
+  args.max_logits = results->max_logits.view;
   options.give(args, args.options);
   Execution execution = options.execution;
   execution.stream = current_stream(args.out);
   run(q, args, execution);
-  return Output{.out = results->out.tensor, .lse = results->lse.tensor, .recorded = recorded};
+  return Output{.out = results->out.tensor,
+                .lse = results->lse.tensor,
+                .max_logits = results->max_logits.tensor,
+                .recorded = recorded};
 }
 
-/// The gradients of q, k, v and the sink, None of those that are not `needed`. `others`: out, lse, dout and
-/// dlse. Nothing where one of the tensors wants the long way, as one whose rows are not contiguous.
+/// The gradients of q, k, v and the sink, None of those that are not `needed`. `others`: backward_inputs.
+/// Nothing where one of the tensors wants the long way, as one whose rows are not contiguous.
 std::optional<Gradients> differentiate(const Inputs& inputs,
                                        const std::array<nb::handle, backward_inputs.size()>& others,
                                        const Options& options, std::span<const nb::handle> needed) {
@@ -117,10 +122,16 @@ nb::tuple tuple_of(std::span<const nb::handle> handles) {
   return tuple;
 }
 
+nb::object or_none(const nb::object& tensor) {
+  return tensor.is_valid() ? tensor : nb::none();
+}
+
 nb::object forward_tensors(const nb::tuple& inputs, const Options& options, bool return_lse) {
-  const auto output = attend(handles_of<input_fields.size()>(inputs), options, return_lse, false);
+  Options asked = options;
+  asked.return_max_logits = options.return_max_logits || options.saves_max_logits();
+  const auto output = attend(handles_of<input_fields.size()>(inputs), asked, return_lse, false);
   if (!output) return nb::none();
-  return nb::make_tuple(output->out, return_lse ? output->lse : nb::none());
+  return nb::make_tuple(output->out, or_none(output->lse), or_none(output->max_logits));
 }
 
 nb::object backward_tensors(const nb::tuple& arrays, const Options& options, const nb::tuple& needed) {
@@ -168,8 +179,8 @@ nb::args read_by(nb::handle functions) {
   return nb::borrow<nb::args>(nb::tuple(nb::getattr(functions, names().arrays)));
 }
 
-/// The result, or it and the LSE, of a tandem._call.Call; None where PyTorch follows it otherwise than by
-/// autograd, or a tensor wants the long way.
+/// The result of a tandem._call.Call, and what it returns besides; None where PyTorch follows it otherwise
+/// than by autograd, or a tensor wants the long way.
 nb::object attend_and_record(nb::handle call, nb::handle q, nb::handle k, nb::handle v, nb::handle sink,
                              nb::handle wants_lse) {
   if (is_followed() || is_profiled()) return nb::none();
@@ -178,33 +189,37 @@ nb::object attend_and_record(nb::handle call, nb::handle q, nb::handle k, nb::ha
   if (return_lse < 0) throw nb::python_error();
   auto output = attend(inputs_of(q, k, v, sink, metadata_of(call)), options, return_lse != 0, is_recording());
   if (!output) return nb::none();
-  auto& [out, lse, recorded] = *output;
+  auto& [out, lse, max_logits, recorded] = *output;
   if (recorded) {
     const nb::object functions = nb::getattr(call, names().functions);
     const nb::handle applied(apply);
-    const nb::object made = nb::make_tuple(out, lse);
+    const nb::object made =
+        nb::make_tuple(out, lse, options.saves_max_logits() ? max_logits : nb::object(nb::none()));
     const nb::object followed = functions.is_none() ? applied(call, made, q, k, v, sink)
                                                     : applied(call, made, q, k, v, sink, *read_by(functions));
     out = followed[0];
     lse = followed[1];
   }
-  return return_lse != 0 ? nb::object(nb::make_tuple(out, lse)) : out;
+  if (!options.return_max_logits) return return_lse != 0 ? nb::object(nb::make_tuple(out, lse)) : out;
+  return return_lse != 0 ? nb::make_tuple(out, lse, max_logits) : nb::make_tuple(out, max_logits);
 }
 
-/// As save_for_backward has it. What functions read is saved, too, and what the metadata are: PyTorch then
-/// notices where one is changed before the backward pass.
+/// As save_for_backward has it, and returns what autograd follows: out and lse. What functions read is saved,
+/// too, and what the metadata are: PyTorch then notices where one is changed before the backward pass.
+/// `output`: out, lse, and max_logits or None.
 nb::object record(nb::handle ctx, nb::handle call, nb::handle output, nb::handle q, nb::handle k,
                   nb::handle v, nb::handle sink, const nb::args& read) {
   const nb::tuple results = nb::borrow<nb::tuple>(output), metadata = metadata_of(call);
   std::vector<nb::handle> saved{q, k, v, sink, results[0], results[1]};
   saved.insert(saved.end(), read.begin(), read.end());
+  saved.push_back(results[2]);
   for (const nb::handle t : metadata) {
     if (!t.is_none()) saved.push_back(t);
   }
   nb::setattr(ctx, names().to_save, tuple_of(saved));
   nb::setattr(ctx, names().materialize_grads, nb::bool_(false));
   nb::setattr(ctx, names().call, call);
-  return nb::borrow(output);
+  return nb::make_tuple(results[0], results[1]);
 }
 
 /// The gradients of what record() has recorded, for the engine; what is unusual is done in full, in Python.
@@ -222,7 +237,7 @@ nb::object apply_backward(nb::handle ctx, nb::handle dout, nb::handle dlse) {
   const nb::tuple needed = nb::borrow<nb::tuple>(nb::getattr(ctx, n.needs_input_grad));
   const nb::tuple saved = nb::borrow<nb::tuple>(nb::getattr(ctx, n.saved_tensors));
   const auto made = differentiate(inputs_of(saved[0], saved[1], saved[2], saved[3], metadata_of(call)),
-                                  {saved[4], saved[5], dout, dlse}, options_of(call),
+                                  {saved[4], saved[5], dout, dlse, saved[needed.size()]}, options_of(call),
                                   handles_of<backward_outputs.size()>(needed, 2));
   if (!made) return long_way(ctx, dout, dlse, saved);
   std::vector<nb::handle> all(needed.size(), Py_None);
@@ -241,6 +256,14 @@ Inputs inputs_of(Arguments differentiable, Arguments metadata) {
   return inputs;
 }
 
+/// What stands for a result that is not wanted.
+nb::object empty_beside(nb::handle q) {
+  Tensor none = *exchanged(q);
+  none.rank = 1;
+  none.shape[0] = 0;
+  return made_like(q, none).tensor;
+}
+
 /// As torch.ops.tandem.attention has it. Nothing of what takes the long way.
 nb::object forward_operator(Arguments arguments, bool recording) {
   constexpr std::size_t inputs_end = input_fields.size();
@@ -252,13 +275,16 @@ nb::object forward_operator(Arguments arguments, bool recording) {
       options_of_operator(arguments.subspan(inputs_end, arguments.size() - inputs_end - 1));
   if (!options) return {};
   options->attention.deterministic |= is_deterministic();
+  options->return_max_logits |= options->saves_max_logits();
   const auto output = attend(inputs, *options, true, false);
-  return output ? nb::make_tuple(output->out, output->lse) : nb::object();
+  if (!output) return {};
+  return nb::make_tuple(output->out, output->lse,
+                        options->return_max_logits ? output->max_logits : empty_beside(inputs[0]));
 }
 
 /// As torch.ops.tandem.attention_backward has it: empty tensors stand for gradients that are not needed.
 nb::object backward_operator(Arguments arguments, bool recording) {
-  constexpr std::size_t first = 2, out = first + differentiable_inputs, metadata = out + 2;
+  constexpr std::size_t first = 2, out = first + differentiable_inputs, metadata = out + 3;
   constexpr std::size_t options_begin = metadata + metadata_count, needed = backward_outputs.size();
   if (arguments.size() < options_begin + needed) return {};
   if (recording && std::ranges::any_of(arguments.first(metadata),
@@ -270,15 +296,12 @@ nb::object backward_operator(Arguments arguments, bool recording) {
   options->attention.deterministic |= is_deterministic();
   const Inputs inputs =
       inputs_of(arguments.subspan(first, differentiable_inputs), arguments.subspan(metadata, metadata_count));
-  auto made = differentiate(inputs, {arguments[out], arguments[out + 1], arguments[0], arguments[1]},
-                            *options, arguments.last(needed));
+  auto made = differentiate(
+      inputs, {arguments[out], arguments[out + 1], arguments[0], arguments[1], arguments[out + 2]}, *options,
+      arguments.last(needed));
   if (!made) return {};
   for (nb::object& gradient : *made) {
-    if (!gradient.is_none()) continue;
-    Tensor none = *exchanged(inputs[0]);
-    none.rank = 1;
-    none.shape[0] = 0;
-    gradient = made_like(inputs[0], none).tensor;
+    if (gradient.is_none()) gradient = empty_beside(inputs[0]);
   }
   return tuple_of(std::array<nb::handle, needed>{(*made)[0], (*made)[1], (*made)[2], (*made)[3]});
 }

@@ -11,13 +11,7 @@
 # Read by tandem._errors: a package `tandem` of another distribution has other words here, or none.
 __distribution__ = "tandem-attention"
 
-from tandem._api import (
-    __version__,
-    attention,
-    attention_backward,
-    info,
-    stats,
-)
+from tandem._api import __version__, attention, attention_backward
 from tandem._cache import append_kv, merge
 from tandem._errors import (
     ExecutionError,
@@ -28,6 +22,7 @@ from tandem._errors import (
     UnsupportedError,
 )
 from tandem._flex import flex_attention
+from tandem._info import info, stats
 from tandem._log import set_log_level
 from tandem._plans import explain, workspace_bytes
 from tandem._quantize import quantize

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 from tandem import _arrays, _call, _core, _dropout
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     Array = TypeVar("Array", np.ndarray[Any, Any], torch.Tensor)
 
     class Options(TypedDict, total=False):
-        """The options of a call, as the rows of `_call.Call`."""
+        """The options of a call, as the rows of `_call.Call`, but what it returns."""
 
         scale: float | None
         causal: bool
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
         dropout_offset: int
 
     class _Keywords(Options, total=False):
-        """The keywords of `attention` but return_lse, which decides what it returns."""
+        """The keywords of `attention` but those that decide what it returns."""
 
         sink: Any
         cu_seqlens_q: Any
@@ -64,18 +62,50 @@ __version__ = _core.version()
 
 @overload
 def attention(
-    q: Array, k: Array, v: Array, *, return_lse: Literal[False] = ..., **options: Unpack[_Keywords]
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    return_lse: Literal[False] = ...,
+    return_max_logits: Literal[False] = ...,
+    **options: Unpack[_Keywords],
 ) -> Array: ...
 
 
 @overload
 def attention(
-    q: Array, k: Array, v: Array, *, return_lse: Literal[True], **options: Unpack[_Keywords]
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    return_lse: Literal[True],
+    return_max_logits: Literal[False] = ...,
+    **options: Unpack[_Keywords],
 ) -> tuple[Array, Array]: ...
 
 
 @overload
-def attention(q: Array, k: Array, v: Array, *, return_lse: bool, **options: Unpack[_Keywords]) -> Any: ...
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    return_lse: Literal[True],
+    return_max_logits: Literal[True],
+    **options: Unpack[_Keywords],
+) -> tuple[Array, Array, Array]: ...
+
+
+@overload
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    return_lse: bool = ...,
+    return_max_logits: bool = ...,
+    **options: Unpack[_Keywords],
+) -> Any: ...
 
 
 # Defaults are integers: with dynamic=True torch.compile takes a float for a variable, and compiles once more.
@@ -101,6 +131,7 @@ def attention(
     cache_batch_idx: Any = None,
     causal_by_sequence: Any = None,
     return_lse: bool = False,
+    return_max_logits: bool = False,
     out: Any = None,
     out_dtype: Any = None,
     deterministic: bool = False,
@@ -172,6 +203,8 @@ def attention(
         has ``window`` alone where it is. In place of ``causal``, for batches of requests of both kinds. With
         no input that requires a gradient.
       return_lse: also return the log-sum-exp of the scores.
+      return_max_logits: also return, behind the LSE, the largest score of each query: after scale, softcap
+        and functions, without the sink; of its shape. No gradient flows through it.
       out: where to write the result, in q's dtype or in float32; made if None. Not with inputs
         that require gradients, and none that requires one itself. In memory of its own: no element of it
         shares memory with an input's, but it may be a slice beside them.
@@ -257,6 +290,7 @@ def attention(
         backward_precision,
         split_size,
         sm_limit=sm_limit,
+        return_max_logits=return_max_logits,
     )
     call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.add(call, dropout_p, dropout_seed, dropout_offset)
@@ -265,8 +299,9 @@ def attention(
 
         return _calls.attention(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
     _dropout.draw(call, q)
-    result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
-    return (result, lse) if return_lse else result
+    call.return_max_logits = _call.flag("return_max_logits", return_max_logits)
+    results = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
+    return _call.returned(call, results, return_lse)
 
 
 def _functions_of(
@@ -292,6 +327,7 @@ def attention_backward(
     lse: Any,
     *,
     dlse: Any = None,
+    max_logits: Any = None,
     sink: Any = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
@@ -320,6 +356,7 @@ def attention_backward(
       out: the forward call's result.
       lse: the forward call's LSE.
       dlse: gradient of the LSE, float32, of its shape. Default: none flows through it.
+      max_logits: the forward call's. With backward_precision "int8" it is needed, and otherwise an error.
       dq, dk, dv: where to write the gradients, in q's dtype or float32, of which dk and dv have the same;
         made, of the shape and dtype of q, k and v, if None.
       dsink: where to write the sink's gradient, ``(heads_q,)`` float32; made if None.
@@ -338,7 +375,7 @@ def attention_backward(
     call.metadata = metadata
     call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.expect_seed(call)
-    arrays, written = (dout, dlse, q, k, v, sink, out, lse), (dq, dk, dv, dsink)
+    arrays, written = (dout, dlse, q, k, v, sink, out, lse, max_logits), (dq, dk, dv, dsink)
     if _arrays.is_torch(q):
         from tandem.torch import _calls
 
@@ -346,39 +383,3 @@ def attention_backward(
     else:
         gradients = _call.backward(call, arrays, written)
     return gradients if sink is not None else gradients[:3]
-
-
-def stats() -> _core.Stats:
-    """What the library has done in this process, over all threads: counters that are always on.
-
-    ``["calls"]`` has a row for each operation, backend, family and kernel: ``calls``, ``nanoseconds``
-    in the library (a GPU's work is queued, not waited for), ``bytes`` and ``operations`` as the shapes say,
-    and ``workspace_peak``, the most scratch memory of one call. The family "portable" is a slower path than
-    the processor could take. ``["kernels"]`` has one for each place that GPU kernels came from ("compiled",
-    "disk", "shipped", "portable", "memory"), ``["errors"]`` one for each rule that was broken, by ``status``.
-    A forked process begins at zero.
-    """
-    return _core.stats()
-
-
-def info(*, measure_peak: bool = False) -> dict[str, Any]:
-    """What this installation is and what it runs on, as a dictionary that JSON can hold.
-
-    ``backends["cpu"]`` has the instruction sets and the threads; ``backends["gpu"]`` the driver and the
-    compiler (or why there is none), the devices, where kernels are cached, and how many came with the
-    package. Looking starts the driver: processes forked afterwards cannot use CUDA.
-
-    ``measure_peak`` adds the machine's arithmetic peak in GFLOP/s (f32 multiply-add, bf16 dot product),
-    measured on every core this process may use; it takes half a second.
-    """
-    affinity = getattr(os, "sched_getaffinity", None)
-    threads = len(affinity(0)) if affinity else (os.cpu_count() or 1)
-    result: dict[str, Any] = {
-        "version": __version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "backends": {"cpu": {**_core.cpu_info(), "threads": threads}, "gpu": _core.gpu_info()},
-    }
-    if measure_peak:
-        result["peak"] = _core.measure_peak(threads)
-    return result

@@ -14,8 +14,8 @@ from tandem._core import DType
 from tandem._errors import InvalidArgumentError
 
 #: The tensors of a call that no gradient flows through, in the order in which Call.metadata has them: what
-#: is between (q, k, v, sink) and (out, lse).
-METADATA = _core.FORWARD[4:-2]
+#: is between (q, k, v, sink) and (out, lse, max_logits).
+METADATA = _core.FORWARD[4:-3]
 
 #: The last of METADATA, of which no call has gradients: those that make k and v a cache, and the mask of each
 #: sequence.
@@ -60,8 +60,19 @@ class Call:
     #: (batch, 4) int32, dropout_places of attention.hpp; None of whole sequences
     dropout_places: Any = None
     sm_limit: int = _option(0, "SymInt", "an integer, at least 1, or 0 for all SMs")
+    return_max_logits: bool = _option(False, "bool", parts=False)
     #: formula(call, q, k, v, *captured): the result by operators with second derivatives; None: there is none
     formula: Any = None
+
+    @property
+    def finds_max_logits(self) -> bool:
+        """Whether the forward pass finds them: for the caller, or for gradients that they scale."""
+        return self.return_max_logits or self.saves_max_logits
+
+    @property
+    def saves_max_logits(self) -> bool:
+        """Whether the backward pass reads them."""
+        return self.backward_precision != "exact"
 
     @property
     def asks_pairs(self) -> Any:
@@ -271,8 +282,9 @@ def result_dtype(dtype: DType, out_dtype: Any) -> DType:
 
 def forward(
     call: Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any = None, out_dtype: Any = None
-) -> tuple[Any, Any]:
-    """(out, lse): `out` is made if None; `lse` is None unless return_lse."""
+) -> tuple[Any, Any, Any]:
+    """(out, lse, max_logits): `out` is made if None; `lse` is None unless return_lse, max_logits unless the
+    call finds them."""
     library = _arrays.library_of("q", q)
     _arrays.expect("k", k, library)
     _arrays.expect("v", v, library)
@@ -280,19 +292,31 @@ def forward(
     if out is None:
         dtype = result_dtype(_arrays.dtype_of("q", q), out_dtype)
         made = library.empty(q, (*q.shape[:-1], *v.shape[-1:]), dtype)
-    lse = library.empty(q, lse_shape(q), DType.f32) if return_lse else None
-    _core.forward((q, k, v, sink, *call.metadata, made, lse), call.options(), library.stream(q))
+    lse, max_logits = (
+        library.empty(q, lse_shape(q), DType.f32) if wanted else None
+        for wanted in (return_lse, call.finds_max_logits)
+    )
+    arrays = (q, k, v, sink, *call.metadata, made, lse, max_logits)
+    _core.forward(arrays, call.options(), library.stream(q))
     if out is not None:
         _arrays.wrote(out)
-    return made, lse
+    return made, lse, max_logits
+
+
+def returned(call: Call, results: Sequence[Any], return_lse: bool) -> Any:
+    """What the caller gets of `results`, (out, lse, max_logits)."""
+    out, lse, max_logits = results
+    if not call.return_max_logits:
+        return (out, lse) if return_lse else out
+    return (out, lse, max_logits) if return_lse else (out, max_logits)
 
 
 def backward(
     call: Call, tensors: Sequence[Any], written: Sequence[Any] = (None, None, None, None)
 ) -> tuple[Any, ...]:
     """(dq, dk, dv, dsink): those in `written`, made where None; dsink is None without a sink. `tensors`:
-    (dout, dlse, q, k, v, sink, out, lse), of which dlse and sink may be None."""
-    dout, dlse, q, k, v, sink, out, lse = tensors
+    (dout, dlse, q, k, v, sink, out, lse, max_logits), of which dlse, sink and max_logits may be None."""
+    dout, dlse, q, k, v, sink, out, lse, max_logits = tensors
     library = _arrays.library_of("q", q)
 
     def like(name: str, array: Any, given: Any) -> Any:
@@ -302,6 +326,6 @@ def backward(
         return library.empty(array, array.shape, _arrays.dtype_of(name, array))
 
     made = tuple(map(like, ("q", "k", "v", "sink"), (q, k, v, sink), written))
-    arrays = (q, k, v, sink, *call.metadata, out, lse, dout, dlse, *made)
+    arrays = (q, k, v, sink, *call.metadata, out, lse, dout, dlse, max_logits, *made)
     _core.backward(arrays, call.options(), library.stream(q))
     return made

@@ -40,7 +40,9 @@ def check(
     """Raises what the call, or its backward pass, would raise; on the CPU of tensors without memory."""
     arrays = _described(call, q, k, v, sink, backward, None, return_lse=True)
     if out is not None:
-        arrays = (*arrays[:-2], _core.Tensor(*_arrays.library_of("q", q).layout("out", out)), arrays[-1])
+        at = _core.FORWARD.index("out")
+        view = _core.Tensor(*_arrays.library_of("q", q).layout("out", out))
+        arrays = (*arrays[:at], view, *arrays[at + 1 :])
     _core.workspace_bytes(arrays, call.options(), backward)
 
 
@@ -106,10 +108,12 @@ def _described(
     out = made((*q.shape[:-1], *v.shape[-1:]), DType.bf16 if of_q in _call.CODES else of_q)
     lse = made(_call.lse_shape(q), DType.f32)
     if not backward:
-        return (*views.values(), out, lse if return_lse else None)
+        max_logits = lse if call.return_max_logits else None
+        return (*views.values(), out, lse if return_lse else None, max_logits)
+    max_logits = lse if call.saves_max_logits else None
     gradients = (made(a.shape, _arrays.dtype_of(name, a)) for name, a in (("q", q), ("k", k), ("v", v)))
     dsink = None if sink is None else made(sink.shape, DType.f32)
-    return (*views.values(), out, lse, out, None, *gradients, dsink)
+    return (*views.values(), out, lse, out, None, max_logits, *gradients, dsink)
 
 
 def _place(device: Any) -> tuple[DeviceKind, int]:

@@ -24,6 +24,9 @@ Problem make_problem(const ForwardArgs& args, Memory memory) {
 
 namespace {
 
+constexpr const char* of_row_statistics =
+    "(batch, heads_q, seqlen_q), or (heads_q, total_q) with cu_seqlens_q";
+
 /// Whether a gradient is added to.
 bool adds(const char* option, bool asked, const check::Argument& gradient) {
   if (!asked || !gradient.given()) return false;
@@ -36,7 +39,8 @@ bool adds(const char* option, bool asked, const check::Argument& gradient) {
 
 /// They scale rows of a backward pass in 8 bits, and no other reads them.
 void check_max_logits(const check::Argument& max_logits, Precision backward_precision) {
-  if (!max_logits.given() || backward_precision != Precision::exact) return;
+  if (backward_precision != Precision::exact) return check::given(max_logits, of_row_statistics);
+  if (!max_logits.given()) return;
   check::invalid("max_logits is given, but backward_precision is exact and does not read it; leave it out");
 }
 
@@ -59,7 +63,7 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
   const check::Argument dv{"dv", args.dv};
   const check::Argument dsink{"dsink", args.dsink};
   p.out = builder.like_q(out, p.head_dim_v, like_out);
-  check::given(lse, "(batch, heads_q, seqlen_q), or (heads_q, total_q) with cu_seqlens_q");
+  check::given(lse, of_row_statistics);
   p.lse = builder.row_statistics(lse);
   p.dout = builder.like_q(dout, p.head_dim_v, like_out);
   p.dlse = builder.row_statistics(dlse);

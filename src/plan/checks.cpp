@@ -39,10 +39,6 @@ void check_gradients(const Problem& p) {
         "and {}; leave it out, for gradients in 16 bits, or copy the tensors to the CPU",
         p.backward_precision, p.head_dim_qk, p.head_dim_v);
   }
-  if (p.pass == Pass::backward && !p.max_logits.given()) {
-    unsupported("backward_precision {} reads max_logits on a GPU, which are not given; pass those of forward",
-                p.backward_precision);
-  }
   if (p.strict) {
     unsupported(
         "backward_precision {} with strict has no GPU kernel; leave one of both out, or copy the tensors to "

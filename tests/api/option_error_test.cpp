@@ -348,6 +348,14 @@ INSTANTIATE_TEST_SUITE_P(
             "dk has shape (2, 7, 4, 16); it must be (batch, seqlen_k, heads_kv, head_dim) = (2, 7, 2, 16)"},
         Backward{"dlse_shape", dense_backward, set(&B::dlse, tensor(7, DType::f32, {2, 4, 6})),
                  "dlse has shape (2, 4, 6); it must be (batch, heads_q, seqlen_q) = (2, 4, 5)"},
+        Backward{"max_logits_missing", dense_backward,
+                 [](B& a) {
+                   for (ConstTensor* x : {&a.q, &a.k, &a.v, &a.out, &a.dout}) x->dtype = DType::bf16;
+                   a.sink = {};
+                   a.options.precision = a.options.backward_precision = Precision::int8;
+                 },
+                 "max_logits is missing; pass a tensor of shape (batch, heads_q, seqlen_q), or (heads_q, "
+                 "total_q) with cu_seqlens_q"},
         Backward{"max_logits_of_exact_gradients", dense_backward,
                  set(&B::max_logits, tensor(13, DType::f32, {2, 4, 5})),
                  "max_logits is given, but backward_precision is exact and does not read it; leave it out"},

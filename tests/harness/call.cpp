@@ -197,6 +197,7 @@ Call::Call(const Case& c) : spec(c) {
   fill_keys(k, random, c.amplitude);
   if (!c.v_in_k) fill_keys(v, random, 1.0);
   if (c.lse) lse = Box(DType::f32, lse_shape(c), c.lse_layout, true);
+  if (c.options.backward_precision != Precision::exact) ask_for_max_logits();
   if (c.sink) {
     sink = Box(DType::f32, {c.heads_q}, {}, false);
     fill(sink, random, 1.0);

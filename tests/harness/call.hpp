@@ -118,7 +118,7 @@ struct Call {
   std::vector<Box> captured;
   std::optional<Function> score_function, mask_function;
   Box out, lse;
-  Box max_logits;  ///< only where a test asks for it: ask_for_max_logits()
+  Box max_logits;  ///< where ask_for_max_logits() made one
   Box dout, dlse, dq, dk, dv, dsink;
   bool rows_overlap =
       false;  ///< lengths make no sense: a row may be of several sequences, each of which writes it
@@ -142,7 +142,7 @@ struct Call {
   /// Row `row` of sequence `b` as an entry of k and v and a row of it, for a cache.
   [[nodiscard]] std::pair<std::int64_t, std::int64_t> cache_place(std::int64_t b, std::int64_t row) const;
 
-  /// From now on forward calls have max_logits, and backward calls in 8 bits.
+  /// From now on forward calls have max_logits. Those whose gradients are in 8 bits have them anyway.
   void ask_for_max_logits();
   /// Poisons the outputs of a pass and remembers the memory around and in all tensors.
   void prepare(Pass pass);

@@ -377,8 +377,8 @@ def test_opcheck() -> None:
     operators = torch.ops.tandem
     forward = (q, k, v, None, *options, *texts, [LEARNED, DOCUMENTS])
     torch.library.opcheck(operators.attention_with_functions, forward)
-    out, lse = (t.detach() for t in operators.attention_with_functions(*forward))
-    plain = (torch.ones_like(out), None, *(t.detach() for t in (q, k, v)), None, out, lse)
+    out, lse, _ = (t.detach() for t in operators.attention_with_functions(*forward))
+    plain = (torch.ones_like(out), None, *(t.detach() for t in (q, k, v)), None, out, lse, None)
     backward = (*plain, *options, *texts, [learned, DOCUMENTS], [True, False], True, False, True, False)
     torch.library.opcheck(operators.attention_with_functions_backward, backward)
     with FlopCounterMode(display=False) as counter:

@@ -60,9 +60,9 @@ def test_an_operator_by_itself_calls_no_python_of_ours(recording: bool) -> None:
     operators = torch.ops.tandem.attention, torch.ops.tandem.attention_backward
 
     def run() -> Any:
-        out, lse = operators[0](q, k, v, None, *flat, None)
+        out, lse, _ = operators[0](q, k, v, None, *flat, None)
         needed = (True, False, True, False)
-        return operators[1](torch.ones_like(out), None, q, k, v, None, out, lse, *flat, *needed)
+        return operators[1](torch.ones_like(out), None, q, k, v, None, out, lse, None, *flat, *needed)
 
     with torch.set_grad_enabled(recording):
         assert frames_of(run) == []
@@ -70,11 +70,20 @@ def test_an_operator_by_itself_calls_no_python_of_ours(recording: bool) -> None:
     assert [g.shape for g in gradients] == [q.shape, (0,), v.shape, (0,)]
 
 
+@exchange
+def test_an_operator_finds_max_logits_without_python_of_ours() -> None:
+    q, k, v = qkv()
+    flat = _operators.flat(_call.Call(return_max_logits=True))
+    assert frames_of(lambda: torch.ops.tandem.attention(q, k, v, None, *flat, None)) == []
+    found = torch.ops.tandem.attention(q, k, v, None, *flat, None)[2]
+    assert torch.equal(found, tandem.attention(q, k, v, return_max_logits=True)[1])
+
+
 def test_what_is_unusual_is_as_right() -> None:
     """A dtype of the result's own, and determinism that PyTorch is asked for."""
     q, k, v = qkv()
     flat = _operators.flat(_call.Call())
-    expected, lse = torch.ops.tandem.attention(q, k, v, None, *flat, None)
+    expected, lse, _ = torch.ops.tandem.attention(q, k, v, None, *flat, None)
     same = torch.ops.tandem.attention(q, k, v, None, *flat, torch.float32)
     assert torch.equal(same[0], expected) and torch.equal(same[1], lse)
     torch.use_deterministic_algorithms(True)

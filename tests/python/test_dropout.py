@@ -190,7 +190,7 @@ def test_a_captured_graph_draws_places_on_the_device(monkeypatch):
     heads, queries = (places[:, i].tolist() for i in (0, 1))
     assert heads[1] % 2**32 == (heads[0] + H) % 2**32 and queries[0] == queries[1]
     assert places[:, 2:].tolist() == [[0, 1]] * B
-    out, _ = _call.forward(call, q, k, v, None, return_lse=False)
+    out, *_ = _call.forward(call, q, k, v, None, return_lse=False)
     b, h, i, j = np.ogrid[:B, :H, :SQ, :SK]
     counter = np.broadcast_arrays(j // 4, (i + queries[0]) % 2**32, (b * H + h + heads[0]) % 2**32, 0 * b)
     words = np.stack(philox(counter, (call.dropout_seed % 2**32, call.dropout_seed >> 32)))

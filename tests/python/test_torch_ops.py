@@ -50,7 +50,7 @@ def test_opcheck(kind: str) -> None:
     torch.library.opcheck(torch.ops.tandem.attention, (*forward, None))
     q, k, v, sink, *flat = arguments(inputs, options, False)
     out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
-    lse = torch.ops.tandem.attention_out(q, k, v, sink, *flat, out)
+    lse, _ = torch.ops.tandem.attention_out(q, k, v, sink, *flat, out)
     torch.library.opcheck(torch.ops.tandem.attention_out, (q, k, v, sink, *flat, torch.empty_like(out)))
     backward = (
         torch.randn_like(out),
@@ -61,6 +61,7 @@ def test_opcheck(kind: str) -> None:
         sink,
         out,
         lse,
+        None,
         *flat,
         *(True, True, True, sink is not None),
     )

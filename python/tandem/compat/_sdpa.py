@@ -255,7 +255,7 @@ def _cpu_forward(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     call, q, k, v = _problem(q, k, v, is_causal, scale, attn_mask)
-    out, lse = _call.forward(call, q, k, v, None, return_lse=True)
+    out, lse, _ = _call.forward(call, q, k, v, None, return_lse=True)
     return out.transpose(1, 2), lse
 
 
@@ -280,7 +280,7 @@ def _cpu_backward(
     if seen < k.shape[2]:
         dk, dv = (torch.zeros_like(t).transpose(1, 2) for t in (k, v))
     written = (dq, dk[:, :seen], dv[:, :seen], None)
-    _call.backward(call, (dout, None, rows, keys, values, None, out, lse), written)
+    _call.backward(call, (dout, None, rows, keys, values, None, out, lse, None), written)
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 
@@ -296,7 +296,7 @@ def _cuda_forward(
 ) -> tuple[Any, ...]:
     call, rows, keys, values = _problem(q, k, v, is_causal, scale)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    _, lse = _call.forward(call, rows, keys, values, None, return_lse=True, out=out.transpose(1, 2))
+    _, lse, _ = _call.forward(call, rows, keys, values, None, return_lse=True, out=out.transpose(1, 2))
     results: tuple[Any, ...] = _results(9, out, lse, q, k)
     return results
 

@@ -215,7 +215,7 @@ def _of_rank(rank: int, asked: _Asked) -> tuple[Tensor, Tensor]:
     call = replace(asked.call, causal=False, window=(-1, -1), check=False, metadata=of_rank)
     out = q.new_empty((*q.shape[:-1], asked.v.shape[-1]), dtype=torch.float32)
     sink = asked.sink if rank == 0 else None
-    _, lse = _call.forward(call, q, asked.k, asked.v, sink, return_lse=True, out=out)
+    _, lse, _ = _call.forward(call, q, asked.k, asked.v, sink, return_lse=True, out=out)
     if apart:
         out = out.view(batch, queries, heads, -1)
         lse = lse.view(batch, queries, heads).transpose(1, 2).contiguous()

@@ -83,7 +83,7 @@ def forward(
     part = out if in_place else out.new_empty(out.shape, dtype=torch.float32)
     part_lse = lse if in_place else lse.new_empty(lse.shape)
     tensors, metadata = _of_group(group, (q,), (k, v))
-    arrays = (*tensors, sink, *metadata, *_flat(group, part, part_lse))
+    arrays = (*tensors, sink, *metadata, *_flat(group, part, part_lse), None)
     call = options.of(group, q)  # it holds what functions read
     _core.forward(arrays, call.options(), _stream(q))
     if not in_place:
@@ -146,7 +146,7 @@ def backward(
         None if t is None else _flat_one(group, t[:, :, slice(*group.queries)])
         for t in (saved.lse, saved.dlse)
     )
-    arrays = (q, k, v, None, *metadata, out, lse, dout, dlse, *_flat(group, *parts), None)
+    arrays = (q, k, v, None, *metadata, out, lse, dout, dlse, None, *_flat(group, *parts), None)
     call = options.of(group, saved.q)
     plain, pairs, made = call.options(), options.pairs, []
     adds = [place is part and not first for place, part, first in zip(places, parts, new, strict=True)]

@@ -77,8 +77,9 @@ def attention(
     metadata = {name: jnp.asarray(array) for name, array in named.items() if array is not None}
     for name, array in read.items():
         (inputs if jnp.issubdtype(array.dtype, jnp.floating) else metadata)[name] = array
-    out, lse = _xla.attention(asked, inputs, metadata)
-    return (out, lse) if return_lse else out
+    out, lse, max_logits = _xla.attention(asked, inputs, metadata)
+    max_logits = None if max_logits is None else jax.lax.stop_gradient(max_logits)
+    return _call.returned(call, (out, lse, max_logits), return_lse)
 
 
 def _seed_of(p: Any, seed: Any) -> tuple[int, jax.Array | None]:

@@ -14,7 +14,7 @@ _ROWS = ("b", None, "h", None)
 #: Which dimensions of an array are batch entries and heads, by its name; a gradient's has a d before it.
 _DIMENSIONS: dict[str, tuple[str | None, ...]] = {
     **dict.fromkeys(("q", "k", "v", "out"), _ROWS),
-    "lse": ("b", "h", None),
+    **dict.fromkeys(("lse", "max_logits"), ("b", "h", None)),
     "sink": ("h",),
     **dict.fromkeys(("seqused_q", "seqused_k", "causal_by_sequence"), ("b",)),
     **dict.fromkeys(("q_scale", "k_scale", "v_scale"), ("b", "h", None)),
@@ -110,7 +110,8 @@ class Shards:
     def total(self, axes: dict[str, Any], name: str, array: Any) -> Any:
         """A gradient of what several devices read is the sum of theirs."""
         over = [a for d, a in axes.items() if d not in self.dimensions[name]]
-        return array if name in ("out", "lse") or not over else jax.lax.psum(array, tuple(_flat(over)))
+        whole = name in ("out", "lse", "max_logits") or not over
+        return array if whole else jax.lax.psum(array, tuple(_flat(over)))
 
 
 def places(q: Any, heads: int, entry: Any = 0, head: Any = 0, row: Any = 0) -> Any:

@@ -72,9 +72,10 @@ _ATTRIBUTE: dict[str, Any] = {
 
 def _outputs(options: Options, q: jax.Array, v: jax.Array) -> dict[str, jax.ShapeDtypeStruct]:
     name = _arrays.name_of(_call.result_dtype(_arrays.dtype_of("q", q), options.out_dtype))
+    by_row = ("lse", "max_logits") if options.call.finds_max_logits else ("lse",)
     return {
         "out": jax.ShapeDtypeStruct((*q.shape[:-1], *v.shape[-1:]), name),
-        "lse": jax.ShapeDtypeStruct(_call.lse_shape(q), jnp.float32),
+        **dict.fromkeys(by_row, jax.ShapeDtypeStruct(_call.lse_shape(q), jnp.float32)),
     }
 
 
@@ -123,23 +124,25 @@ _WHOLE = frozenset(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attention(
     options: Options, inputs: dict[str, jax.Array], metadata: dict[str, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     results = _outputs(options, inputs["q"], inputs["v"])
-    out, lse = _run("tandem_forward", options, {**inputs, **metadata}, results)
-    return out, lse
+    out, lse, *max_logits = _run("tandem_forward", options, {**inputs, **metadata}, results)
+    return out, lse, max_logits[0] if max_logits else None
 
 
 def _attention_forward(
     options: Options, inputs: dict[str, jax.Array], metadata: dict[str, jax.Array]
 ) -> tuple[Any, Any]:
-    out, lse = attention(options, inputs, metadata)
-    return (out, lse), (inputs, metadata, out, lse)
+    results = attention(options, inputs, metadata)
+    return results, (inputs, metadata, *results)
 
 
 def _attention_backward(options: Options, saved: Any, gradients: Any) -> tuple[Any, Any]:
-    inputs, metadata, out, lse = saved
-    dout, dlse = gradients
+    inputs, metadata, out, lse, max_logits = saved
+    dout, dlse, _ = gradients
     arrays = {**inputs, **metadata, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
+    if options.call.saves_max_logits:
+        arrays["max_logits"] = max_logits
     return _gradients(options, tuple(inputs), arrays), {
         name: _zero(array) for name, array in metadata.items()
     }

@@ -59,13 +59,14 @@ def _attend(
             wanted = (i for i, t in enumerate(read) if _derivatives.is_recorded(t))
             call.functions.differentiated = tuple(wanted)
         with torch.no_grad():
-            output = _operators.way_on(call)(call, q, k, v, sink, None, out_dtype)
+            *output, max_logits = _operators.way_on(call)(call, q, k, v, sink, None, out_dtype)
         record: Any = _record.TandemAttention.apply
-        result, lse = record(call, output, q, k, v, sink, *read)
+        saved = max_logits if call.saves_max_logits else None
+        results = (*record(call, (*output, saved), q, k, v, sink, *read), max_logits)
     else:
         way_on = _operators.way_on(call, is_direct)
-        result, lse = way_on(call, q, k, v, sink, out, out_dtype, return_lse)
-    return (result, lse) if return_lse else result
+        results = way_on(call, q, k, v, sink, out, out_dtype, return_lse)
+    return _call.returned(call, results, return_lse)
 
 
 #: What torch.compile tells of the graph break, from PyTorch 2.7 on.
@@ -88,12 +89,12 @@ def _reads_plain(call: _call.Call) -> bool:
 
 def attention_backward(call: _call.Call, tensors: Any, written: Any) -> tuple[Any, ...]:
     """As _call.backward, for tensors."""
-    dout, dlse, q, k, v, sink, out, lse = tensors
+    dout, dlse, q, k, v, sink, out, lse, max_logits = tensors
     named = dict(zip(("dq", "dk", "dv", "dsink"), written, strict=True))
-    is_direct = _direct.is_possible(q, k, v, dout, out, lse, beside=(dlse, sink, *call.metadata))
+    is_direct = _direct.is_possible(q, k, v, dout, out, lse, beside=(dlse, max_logits, sink, *call.metadata))
     if not is_direct:
         others = {"dout": dout, "dlse": dlse, "k": k, "v": v, "sink": sink, "out": out, "lse": lse}
-        _validate(call, q, **others, **named)
+        _validate(call, q, **others, max_logits=max_logits, **named)
     recorded = _derivatives.is_recorded(*tensors)
     for name, t in named.items():
         if t is not None:

@@ -74,13 +74,17 @@ def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     ctx.texts, read = (rest[:2], rest[2]) if len(rest) == 3 else ((), ())
     ctx.options = options
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:4], *output, *inputs[4:count], *read)
+    out, lse, max_logits = output
+    ctx.mark_non_differentiable(max_logits)
+    is_saved = _call.Call.of_flat(inputs[4 : count + _OPTIONS]).saves_max_logits
+    results = (out, lse, max_logits if is_saved else None)
+    ctx.save_for_backward(*inputs[:4], *results, *inputs[4:count], *read)
 
 
-def differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+def differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None = None) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
-    count = 6 + len(_call.METADATA)
-    metadata, read = saved[6:count], saved[count:]
+    count = 7 + len(_call.METADATA)
+    metadata, read = saved[7:count], saved[count:]
     needed = [*ctx.needs_input_grad[:4]]
     if ctx.texts:  # what masks read has no gradient
         needed += [is_needed and ctx.texts[0] is not None for is_needed in ctx.needs_input_grad[-1]]
@@ -88,7 +92,7 @@ def differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[A
     if dout is not None or dlse is not None:
         dout = torch.zeros_like(saved[4]) if dout is None else dout
         functions = (*ctx.texts, read) if ctx.texts else ()
-        gradients = by_operator((*metadata, *ctx.options), functions, needed, dout, dlse, *saved[:6])
+        gradients = by_operator((*metadata, *ctx.options), functions, needed, dout, dlse, *saved[:7])
     none = (None,) * (len(metadata) + len(ctx.options))
     rest = (None, None, list(gradients[4:])) if ctx.texts else (None,)
     return (*gradients[:4], *none, *rest)

@@ -62,7 +62,7 @@ def forward(
     out_dtype: Any = None,
     return_lse: bool = True,
 ) -> Any:
-    """(out, lse), whoever follows the call."""
+    """(out, lse, max_logits), whoever follows the call."""
     if out is None and out_dtype is None:
         inputs = (q, k, v, sink, *call.metadata)
         results = _core.forward_tensors(inputs, call.options(), bool(return_lse))
@@ -74,10 +74,10 @@ def forward(
 def backward(call: _call.Call, needed: Sequence[bool], *tensors: Any) -> tuple[Tensor | None, ...]:
     """The gradients of q, k, v and the sink, and of what the call's functions read; None of those that are
     not `needed`. `tensors`: as of _call.backward, and what the functions read."""
-    dout, dlse, q, k, v, sink, out, lse, *read = tensors
+    dout, dlse, q, k, v, sink, out, lse, max_logits, *read = tensors
     options = call.options()
     if not (call.functions is not None and call.functions.differentiated):
-        inputs = (q, k, v, sink, *call.metadata, out, lse, dout, dlse)
+        inputs = (q, k, v, sink, *call.metadata, out, lse, dout, dlse, max_logits)
         gradients = _core.backward_tensors(inputs, options, tuple(needed[:4]))
         if gradients is not None:
             return (*gradients, *(None,) * len(read))
@@ -87,7 +87,7 @@ def backward(call: _call.Call, needed: Sequence[bool], *tensors: Any) -> tuple[T
         for t, wanted in zip((q, k, v, sink), needed, strict=False)
     ]
     dout, dlse = rows_contiguous(dout), rows_contiguous(dlse)
-    arrays = (q, k, v, sink, *call.metadata, out, lse, dout, dlse, *made)
+    arrays = (q, k, v, sink, *call.metadata, out, lse, dout, dlse, max_logits, *made)
     wanted = [i for i in call.functions.differentiated if needed[4 + i]] if read else ()
     of_read = {i: torch.empty(read[i].shape, dtype=torch.float32, device=q.device) for i in wanted}
     if of_read:

@@ -63,7 +63,7 @@ def _is_unknown(lengths: Tensor) -> bool:
 
 def _backward(*arguments: Any, out_val: Any = None) -> int:
     """S again and dP, and of dQ, dK and dV those that are needed."""
-    _, _, q, k, v, _, _, _, cu_seqlens_q, cu_seqlens_k, *rest = arguments
+    _, _, q, k, v, _, _, _, _, cu_seqlens_q, cu_seqlens_k, *rest = arguments
     need_dq, need_dk, need_dv, _ = rest[-4:]
     head_dims = q.shape[-1] * (1 + need_dq + need_dk) + v.shape[-1] * (1 + need_dv)
     return int(2 * _pairs(q, k, cu_seqlens_q, cu_seqlens_k) * head_dims)

@@ -23,17 +23,19 @@ from tandem.torch import _derivatives, _direct, _flops
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sink"
 _OPTIONS = ", ".join((*(f"Tensor? {name}" for name in _call.METADATA), _call.schema()))
-_BACKWARD = f"Tensor dout, Tensor? dlse, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}"
+_RESULTS = "(Tensor out, Tensor lse, Tensor max_logits)"  # the last is empty where a call finds none
+_BACKWARD = f"Tensor dout, Tensor? dlse, {_INPUTS}, Tensor out, Tensor lse, Tensor? max_logits, {_OPTIONS}"
+_TENSORS = 9  # of _BACKWARD, before the options
 _NEEDED = "bool need_dq, bool need_dk, bool need_dv, bool need_dsink"  # torch.jit.trace takes no bool[4]
 _FUNCTIONS = "str? score, str? mask, Tensor[] read"  # of a _functions.Functions
 _GRADIENTS = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, Tensor(d!)? dsink"
 _APPENDED = ", ".join(f"Tensor{'' if name == 'k_new' else '?'} {name}" for name in _core.APPEND_INPUTS)
 _SCHEMAS = (
-    f"attention({_INPUTS}, {_OPTIONS}, ScalarType? out_dtype) -> (Tensor out, Tensor lse)",
-    f"attention_out({_INPUTS}, {_OPTIONS}, Tensor(a!) out) -> Tensor lse",
+    f"attention({_INPUTS}, {_OPTIONS}, ScalarType? out_dtype) -> {_RESULTS}",
+    f"attention_out({_INPUTS}, {_OPTIONS}, Tensor(a!) out) -> (Tensor lse, Tensor max_logits)",
     f"attention_backward({_BACKWARD}, {_NEEDED}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
     f"attention_backward_out({_BACKWARD}, {_GRADIENTS}) -> ()",
-    f"attention_with_functions({_INPUTS}, {_OPTIONS}, {_FUNCTIONS}) -> (Tensor out, Tensor lse)",
+    f"attention_with_functions({_INPUTS}, {_OPTIONS}, {_FUNCTIONS}) -> {_RESULTS}",
     f"attention_with_functions_backward({_BACKWARD}, {_FUNCTIONS}, bool[] need_read, {_NEEDED}) -> Tensor[]",
     "quantize(Tensor x, str dtype, str granularity, bool hadamard, bool smooth, SymInt threads)"
     " -> (Tensor values, Tensor scales, Tensor mean)",
@@ -65,7 +67,7 @@ def forward(
 ) -> Any:
     """_direct.forward through the dispatcher."""
     if out is not None:
-        return out, torch.ops.tandem.attention_out(q, k, v, sink, *flat(call), out)
+        return out, *torch.ops.tandem.attention_out(q, k, v, sink, *flat(call), out)
     options, functions = arguments(call)
     if functions:
         return torch.ops.tandem.attention_with_functions(q, k, v, sink, *options, *functions)
@@ -105,27 +107,27 @@ def unflat(flat: Sequence[Any]) -> _call.Call:
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Any:
     *flat, out_dtype = rest
-    return _direct.forward(unflat(flat), q, k, v, sink, None, out_dtype)
+    return _present(_direct.forward(unflat(flat), q, k, v, sink, None, out_dtype), q)
 
 
-def _forward_out(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Tensor:
+def _forward_out(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Any:
     *flat, out = rest
-    lse: Tensor = _call.forward(unflat(flat), q, k, v, sink, return_lse=True, out=out)[1]
-    return lse
+    return _present(_call.forward(unflat(flat), q, k, v, sink, return_lse=True, out=out)[1:], q)
 
 
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
-    tensors, flat, needed = arguments[:8], arguments[8:-4], arguments[-4:]
+    tensors, flat, needed = arguments[:_TENSORS], arguments[_TENSORS:-4], arguments[-4:]
     return tuple(_present(_direct.backward(unflat(flat), needed, *tensors), tensors[2]))
 
 
-def _present(gradients: Sequence[Tensor | None], q: Tensor) -> list[Tensor]:
-    """Gradients as operators return them: empty in place of None."""
-    return [q.new_empty(0) if gradient is None else gradient for gradient in gradients]
+def _present(results: Sequence[Tensor | None], q: Tensor) -> list[Tensor]:
+    """Results as operators return them: empty in place of None."""
+    return [q.new_empty(0) if result is None else result for result in results]
 
 
 def _backward_out(*arguments: Any) -> None:
-    (dout, dlse, *others), flat, written = arguments[:8], arguments[8:-4], arguments[-4:]
+    (dout, dlse, *others), flat = arguments[:_TENSORS], arguments[_TENSORS:-4]
+    written = arguments[-4:]
     dout, dlse = _direct.rows_contiguous(dout), _direct.rows_contiguous(dlse)
     _call.backward(unflat(flat), (dout, dlse, *others), written)
 
@@ -139,28 +141,32 @@ def _unflat_with_functions(q: Tensor, arguments: Sequence[Any]) -> _call.Call:
 
 
 def _functions_forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Any:
-    return _direct.forward(_unflat_with_functions(q, rest), q, k, v, sink)
+    return _present(_direct.forward(_unflat_with_functions(q, rest), q, k, v, sink), q)
 
 
 def _functions_backward(*arguments: Any) -> list[Tensor]:
-    tensors, (*flat, need_read), needed = arguments[:8], arguments[8:-4], arguments[-4:]
+    tensors, (*flat, need_read), needed = arguments[:_TENSORS], arguments[_TENSORS:-4], arguments[-4:]
     call = _unflat_with_functions(tensors[2], flat)
     call.functions.differentiated = tuple(i for i, is_needed in enumerate(need_read) if is_needed)
     found = _direct.backward(call, (*needed, *need_read), *tensors, *call.functions.arrays)
     return _present(found, tensors[2])
 
 
-def _fake_lse(q: Tensor) -> Tensor:
-    return q.new_empty(_call.lse_shape(q), dtype=torch.float32)
+def _fake_rows(q: Tensor, flat: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """LSE and max_logits."""
+    lse = q.new_empty(_call.lse_shape(q), dtype=torch.float32)
+    finds = _call.Call.of_flat(flat).finds_max_logits
+    return lse, torch.empty_like(lse) if finds else q.new_empty(0)
 
 
-def _fake_forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
-    dtype = rest[-1] or (torch.bfloat16 if q.dtype in _CODES else q.dtype)
-    return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype), _fake_lse(q)
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    *flat, out_dtype = rest
+    dtype = out_dtype or (torch.bfloat16 if q.dtype in _CODES else q.dtype)
+    return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype), *_fake_rows(q, flat)
 
 
-def _fake_forward_out(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Tensor:
-    return _fake_lse(q)
+def _fake_forward_out(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Any:
+    return _fake_rows(q, rest[:-1])
 
 
 def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -169,8 +175,8 @@ def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
     return tuple(_present(gradients, arguments[2]))
 
 
-def _fake_functions_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return _fake_forward(q, k, v, None, None)
+def _fake_functions_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return _fake_forward(q, k, v, *rest[:-3], None)
 
 
 def _fake_functions_backward(*arguments: Any) -> list[Tensor]:

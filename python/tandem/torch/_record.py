@@ -16,8 +16,8 @@ _is_batched: Any = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambd
 
 
 class TandemAttention(torch.autograd.Function):
-    """The `output` (out, lse) of a call that has run, and the gradients of q, k, v, sink and what the call's
-    functions read. Profiles show the name."""
+    """Out and lse of the `output` (out, lse, max_logits) of a call that has run, and the gradients of q, k,
+    v, sink and what the call's functions read. Profiles show the name."""
 
     forward = staticmethod(_core.record)
 
@@ -31,10 +31,12 @@ class TandemAttention(torch.autograd.Function):
         if torch.are_deterministic_algorithms_enabled():
             call = replace(call, deterministic=True)
         tensors = saved[: len(needed)]  # the inputs, and (out, lse) in place of (call, output)
+        max_logits = saved[len(needed)]
         dout = torch.zeros_like(tensors[4]) if dout is None else dout
         if call.formula is not None and torch.is_grad_enabled():
             return (None, None, *_by_formula(call, needed[2:], dout, *tensors))
-        return (None, None, *_gradients(call, needed[2:], dout, dlse, *tensors))
+        others = (*tensors[:6], max_logits, *tensors[6:])
+        return (None, None, *_gradients(call, needed[2:], dout, dlse, *others))
 
 
 # What a record takes most of the time, without a step in Python: TandemAttention.apply where no transform of
@@ -45,8 +47,8 @@ _node._backward_cls.apply = _core.apply_backward
 
 
 def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool) -> Any:
-    """The result, or it and the LSE; None where a profiler or what _direct.is_watched names has a part in the
-    call, or a tensor is unusual."""
+    """The result, and what the call returns besides; None where a profiler or what _direct.is_watched names
+    has a part in the call, or a tensor is unusual."""
     if torch.compiler.is_compiling():
         return None
     if torch._C._is_any_autocast_enabled():
