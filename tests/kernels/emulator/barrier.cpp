@@ -173,9 +173,10 @@ void mbarrier_wait(void* bar, std::uint32_t parity) {
     acquire(self, b, index, b.phase);
     return;
   }
-  // A thread that waits for every phase in turn waits for phase `seen` now. The parity it asks for is that of
-  // a phase that has not completed, so phase `seen` went by, and only luck could have let it see it.
-  const std::uint64_t seen = self.phases_seen[index];
+  // A thread that knows of `seen` phases, since it has waited for them or has met one that has, waits for the
+  // next one now. The parity it asks for is that of a phase that has not completed, so phase `seen` went by,
+  // and only luck could have let it see it.
+  const std::uint64_t seen = self.clock[block.components().barrier(index)];
   if (!block.options().skipped_phases && b.phase > seen) {
     block.fail(fmt::format(
         "mbarrier_wait at +{}: two phases behind: it has seen {} phases complete, {} have, and it waits for "
