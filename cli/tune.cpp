@@ -34,6 +34,9 @@ struct TuneOptions {
   std::int64_t heads_kv = 0;
   std::string causal = "both";
   std::int64_t window_left = -1;
+  std::int64_t queries = 0;
+  std::int64_t page_size = 0;
+  bool v_in_k = false;
   std::vector<FieldValues> fields;
   std::size_t most = 200;
   double patience = 20.0;
@@ -64,7 +67,10 @@ std::vector<TuneShape> shapes_of(const TuneOptions& options) {
                           .head_dim = head_dim,
                           .head_dim_v = options.head_dim_v > 0 ? options.head_dim_v : head_dim,
                           .causal = causal,
-                          .window_left = options.window_left});
+                          .window_left = options.window_left,
+                          .queries = options.queries > 0 ? options.queries : seqlen,
+                          .page_size = options.page_size,
+                          .v_in_k = options.v_in_k});
       }
     }
   }
@@ -75,15 +81,26 @@ void check(const TuneOptions& options) {
   const auto invalid = [](const std::string& message) { throw Error(Status::invalid_argument, message); };
   if (options.dtype != "f16" && options.dtype != "bf16")
     invalid("--dtype is " + options.dtype + "; it must be f16 or bf16");
+  const bool forward = options.pass == "forward";
+  const std::int64_t most_qk = forward ? max_gpu_wide_head_dim_qk : 256;
+  const std::int64_t most_v = forward ? max_gpu_wide_head_dim_v : 256;
   for (const std::int64_t head_dim : options.head_dims) {
-    if (head_dim < 8 || head_dim > 256 || head_dim % 8 != 0)
-      invalid(fmt::format("--head-dim is {}; it must be a multiple of 8 from 8 to 256", head_dim));
+    if (head_dim < 8 || head_dim > most_qk || head_dim % 8 != 0)
+      invalid(fmt::format("--head-dim is {}; it must be a multiple of 8 from 8 to {}", head_dim, most_qk));
+    if (options.v_in_k && options.head_dim_v > head_dim)
+      invalid(fmt::format("--head-dim-v is {}, and --head-dim {}: with --v-in-k v has no more columns than k",
+                          options.head_dim_v, head_dim));
   }
-  if (options.head_dim_v < 0 || options.head_dim_v > 256 || options.head_dim_v % 8 != 0)
-    invalid(
-        fmt::format("--head-dim-v is {}; it must be a multiple of 8 up to 256, or 0", options.head_dim_v));
+  if (options.head_dim_v < 0 || options.head_dim_v > most_v || options.head_dim_v % 8 != 0)
+    invalid(fmt::format("--head-dim-v is {}; it must be a multiple of 8 up to {}, or 0", options.head_dim_v,
+                        most_v));
+  if (options.queries < 0 || options.page_size < 0) invalid("--queries and --page-size must not be negative");
+  if (!forward && (options.queries > 0 || options.page_size > 0 || options.v_in_k))
+    invalid("--queries, --page-size and --v-in-k are of the forward pass");
   for (const std::int64_t seqlen : options.seqlens) {
     if (seqlen < 1) invalid(fmt::format("--seqlen is {}; it must be at least 1", seqlen));
+    if (options.page_size > 0 && seqlen % options.page_size != 0)
+      invalid(fmt::format("--seqlen {} is no multiple of --page-size {}", seqlen, options.page_size));
   }
   if (options.heads < 0 || options.heads_kv < 0) invalid("--heads and --heads-kv must not be negative");
   if (options.window_left < -1)
@@ -144,17 +161,13 @@ void print_table(const char* pass, const TuneShape& s, const Candidates<Config>&
 template <typename Config>
 Json shape_json(const char* pass, const TuneShape& s, const Candidates<Config>& candidates,
                 const std::vector<ItemReport>& reports) {
-  Json shape{{"pass", pass},
-             {"dtype", name_of(s.dtype)},
-             {"head_dim", s.head_dim},
-             {"head_dim_v", s.head_dim_v},
-             {"seqlen", s.seqlen},
-             {"batch", s.batch},
-             {"heads", s.heads},
-             {"heads_kv", s.heads_kv},
-             {"causal", s.causal},
-             {"window_left", s.window_left},
-             {"illegal", candidates.illegal}};
+  Json shape{{"pass", pass},           {"dtype", name_of(s.dtype)},
+             {"head_dim", s.head_dim}, {"head_dim_v", s.head_dim_v},
+             {"seqlen", s.seqlen},     {"batch", s.batch},
+             {"heads", s.heads},       {"heads_kv", s.heads_kv},
+             {"causal", s.causal},     {"window_left", s.window_left},
+             {"queries", s.queries},   {"page_size", s.page_size},
+             {"v_in_k", s.v_in_k},     {"illegal", candidates.illegal}};
   shape["configs"] = Json::array();
   const double planned = reports[0].facts.value("us", 0.0);
   for (const std::size_t i : by_speed(reports)) {
@@ -246,6 +259,11 @@ void add_tune(CLI::App& app, Command& chosen) {
   command->add_option("--seqlen", options->seqlens, "Sequence lengths")
       ->delimiter(',')
       ->capture_default_str();
+  command->add_option("--queries", options->queries, "Queries a sequence; 0: as many as it has keys")
+      ->capture_default_str();
+  command->add_option("--page-size", options->page_size, "k and v in pages of so many rows; 0: they are not")
+      ->capture_default_str();
+  command->add_flag("--v-in-k", options->v_in_k, "v is the first columns of k (latent attention)");
   command->add_option("--tokens", options->tokens, "The batch is tokens / seqlen")->capture_default_str();
   command->add_option("--heads", options->heads, "Query heads; 0: 2048 / head_dim")->capture_default_str();
   command->add_option("--heads-kv", options->heads_kv, "Key and value heads; 0: as many as query heads")
@@ -295,6 +313,7 @@ Examples:
   tandem tune --seqlen 8192 --causal no --block-n 64,80,96 --stages 2,3,4
   tandem tune --head-dim 64 --seqlen 512,2048 --teams 1,2 --block-m 64,128 --q-stages 1,2 --json > tune.json
   tandem tune --head-dim 256 --dtype f16 --output-late 0,1
+  tandem tune --head-dim 576 --head-dim-v 512 --v-in-k --heads 128 --heads-kv 1 --queries 1 --seesaw 0,1
   tandem tune --pass backward --pingpong 0,1 --q-stages 2,3
   tandem tune --pass backward --deterministic 0,1)");
   command->callback([options, &chosen] { chosen = [options] { return run_tune(*options); }; });

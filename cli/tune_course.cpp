@@ -7,11 +7,17 @@
 namespace tandem::cli {
 ForwardArgs forward_args(const TuneShape& s, Device device) {
   ForwardArgs args;
-  args.q = ConstTensor(nullptr, s.dtype, {s.batch, s.seqlen, s.heads, s.head_dim}, device);
-  args.k = ConstTensor(nullptr, s.dtype, {s.batch, s.seqlen, s.heads_kv, s.head_dim}, device);
-  args.v = ConstTensor(nullptr, s.dtype, {s.batch, s.seqlen, s.heads_kv, s.head_dim_v}, device);
-  args.out = Tensor(nullptr, s.dtype, {s.batch, s.seqlen, s.heads, s.head_dim_v}, device);
-  args.lse = Tensor(nullptr, DType::f32, {s.batch, s.heads, s.seqlen}, device);
+  const bool paged = s.page_size > 0;
+  const std::int64_t pages = paged ? s.seqlen / s.page_size : 0;
+  const std::int64_t entries = paged ? s.batch * pages : s.batch;
+  const std::int64_t rows = paged ? s.page_size : s.seqlen;
+  args.q = ConstTensor(nullptr, s.dtype, {s.batch, s.queries, s.heads, s.head_dim}, device);
+  args.k = ConstTensor(nullptr, s.dtype, {entries, rows, s.heads_kv, s.head_dim}, device);
+  args.v = ConstTensor(nullptr, s.dtype, {entries, rows, s.heads_kv, s.head_dim_v}, device);
+  if (s.v_in_k) args.v.stride = args.k.stride;
+  if (paged) args.page_table = ConstTensor(nullptr, DType::i32, {s.batch, pages}, device);
+  args.out = Tensor(nullptr, s.dtype, {s.batch, s.queries, s.heads, s.head_dim_v}, device);
+  args.lse = Tensor(nullptr, DType::f32, {s.batch, s.heads, s.queries}, device);
   args.options.causal = s.causal;
   args.options.window_left = s.window_left;
   return args;

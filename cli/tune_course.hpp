@@ -23,6 +23,9 @@ struct TuneShape {
   std::int64_t head_dim_v = 0;
   bool causal = false;
   std::int64_t window_left = -1;
+  std::int64_t queries = 0;    ///< a sequence, which has `seqlen` keys
+  std::int64_t page_size = 0;  ///< k and v are a cache in pages of so many rows; 0: they are not
+  bool v_in_k = false;         ///< v is the first columns of k
 };
 
 template <typename Config>
@@ -48,7 +51,8 @@ constexpr Device tuned_device{.kind = Device::Kind::cuda, .index = 0};
 /// A GPU that plans can be made for without a driver, which a process that forks must not open.
 constexpr Device described_device{.kind = Device::Kind::cuda, .index = gpu::first_described};
 
-/// A call of the shape on contiguous tensors without memory.
+/// A call of the shape without memory: on contiguous tensors, but for what v_in_k and page_size say of k and
+/// v.
 ForwardArgs forward_args(const TuneShape& shape, Device device);
 /// Its backward, with all gradients.
 BackwardArgs backward_args(const TuneShape& shape, Device device);
