@@ -79,9 +79,9 @@ struct AttentionOptions {
   /// With an 8-bit precision: no scale and no mean looks at a later row, so that a causal result is bitwise
   /// that of the sequence cut off behind it.
   bool strict = false;
-  /// What the products of a backward pass are computed in. `int8`: all five in s8, with the values and the
-  /// scales of a forward pass in int8, whose LSE it takes; docs/results/gradients-in-8-bits.md has the
-  /// recipe. It goes with precision int8, without softcap and sinks, and on the CPU; other than that and
+  /// What the products of a backward pass are computed in. `int8`: S and dP in s8, with the values, the LSE
+  /// and max_logits of a forward pass in int8, and gradients in e4m3; docs/results/gradients-in-8-bits.md has
+  /// the recipe. It goes with precision int8, without softcap and sinks, and on the CPU; other than that and
   /// `exact` is an error. Forward takes it too, and is the same with it.
   Precision backward_precision = Precision::exact;
   /// Forward: keys of a split, a multiple of 128; 0: off. Keys are then cut at its multiples, counted from

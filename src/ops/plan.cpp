@@ -138,7 +138,7 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
   const bool in_16 = problem.backward_precision == Precision::exact;
   const std::string what =
       problem.pass == Pass::backward
-          ? in_16 ? "the backward of an 8-bit forward is 16-bit" : "gradients by products in s8"
+          ? in_16 ? "the backward of an 8-bit forward is 16-bit" : "gradients by products in s8 and e4m3"
           : describe(cuda ? plan.gpu->recipe : plan.cpu->config.recipe);
   lines.push_back(
       fmt::format("precision {}{}{}: {}", name_of(problem.precision), problem.strict ? ", strict" : "",

@@ -1,4 +1,5 @@
-// Gradients in 8 bits as docs/numerics.md states them, in fp64, and how far from that a backend may be.
+// Gradients in 8 bits as docs/results/gradients-in-8-bits.md states them, in fp64, and how far from that a
+// backend may be.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,8 +11,8 @@
 namespace tandem::harness {
 
 /// A gradient in the order of its tensor, and what f32 may change of each element: sums and statistics of
-/// rows in f32, the result's own rounding, and for each entry of P and dS that is next to the middle of two
-/// numbers, a unit.
+/// rows in f32, the result's own rounding, and for each number that is next to the middle of two of e4m3's,
+/// the step between these.
 struct GradientExpected {
   std::vector<double> values, bounds;
   std::vector<double> unrounded;  ///< with P and dS as they are
@@ -20,8 +21,12 @@ struct GradientsExpected {
   GradientExpected dq, dk, dv;
 };
 
-/// What backward has to give, of the call's q, k, v, dout, dlse and the out and LSE that forward has left.
-GradientsExpected expect_gradients_in_8_bits(const Call& call);
+/// Where products of e4m3 are added up: tensor cores cut the sum to 13 bits behind the point.
+enum class Accumulators { f32, tensor_cores };
+
+/// What backward has to give, of the call's q, k, v, dout, dlse and the out, LSE and largest logits that
+/// forward has left.
+GradientsExpected expect_gradients_in_8_bits(const Call& call, Accumulators accumulators = Accumulators::f32);
 
 /// Whether the gradients are within the bounds, element by element.
 testing::AssertionResult follows_recipe(const Call& call, const GradientsExpected& expected);

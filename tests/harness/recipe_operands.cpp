@@ -187,6 +187,7 @@ QuantizedHead quantized_head(const Problem& p, const Recipe& recipe, Tensor8 whi
   for (std::int64_t first = 0; first < m.rows; first += step) {
     quantize_group(m, type, of_v, first, std::min(first + step, m.rows), result);
   }
+  result.unrounded = std::move(m.x);
   return result;
 }
 

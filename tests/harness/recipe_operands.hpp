@@ -13,8 +13,9 @@ namespace tandem::harness {
 /// Where the recipe rotates rows, they are.
 struct QuantizedHead {
   std::vector<double> values;
-  std::vector<double> scales;  ///< by row: 1 where values are not quantized
-  std::vector<float> mean;     ///< by channel: what was taken off; empty if nothing was
+  std::vector<double> scales;    ///< by row: 1 where values are not quantized
+  std::vector<float> mean;       ///< by channel: what was taken off; empty if nothing was
+  std::vector<float> unrounded;  ///< rows in f32, without the mean and rotated, of tensors in 16 bits
 };
 
 enum class Tensor8 { q, k, v };

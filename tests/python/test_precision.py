@@ -56,7 +56,7 @@ def test_gradients_in_8_bits(strict: bool) -> None:
     gradients = torch.autograd.grad(out, tensors, dout)
     for a, b in zip(gradients, sixteen, strict=True):
         assert not torch.equal(a, b)
-        assert torch.cosine_similarity(a.float().flatten(), b.float().flatten(), 0) > 0.999
+        assert torch.cosine_similarity(a.float().flatten(), b.float().flatten(), 0) > 0.998
     q, k, v = (t.detach() for t in tensors)
     saved = (dout, q, k, v, out.detach(), lse.detach())
     same = tandem.attention_backward(*saved, max_logits=max_logits, **options)
@@ -64,6 +64,24 @@ def test_gradients_in_8_bits(strict: bool) -> None:
     compiled = torch.compile(tandem.attention, fullgraph=True, backend="aot_eager")
     again = torch.autograd.grad(compiled(*tensors, **options), tensors, dout)
     assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["normal", "outliers", "biased"])
+def test_gradients_in_8_bits_are_like_exact_ones(kind: str) -> None:
+    q, k, v = qkv(heads_q=4, heads_kv=2, seqlen_q=300, seqlen_k=300, dtype=torch.float32)
+    if kind == "outliers":
+        q, k, v = (t * torch.where(torch.rand(t.shape) < 0.001, 10.0, 1.0) for t in (q, k, v))
+    if kind == "biased":
+        k, v = k + 8 * torch.randn(k.shape[-1]), v + 2 * torch.randn(v.shape[-1])
+    tensors = [t.bfloat16().requires_grad_() for t in (q, k, v)]
+    options: dict[str, Any] = {"causal": True, "precision": "int8", "backward_precision": "int8"}
+    out = tandem.attention(*tensors, **options)
+    dout = torch.randn_like(out)
+    gradients = torch.autograd.grad(out, tensors, dout)
+    exact = tandem.attention(*(t.float() for t in tensors), causal=True)
+    expected = torch.autograd.grad(exact, tensors, dout.float())
+    for a, b in zip(gradients, expected, strict=True):
+        assert torch.cosine_similarity(a.float().flatten(), b.float().flatten(), 0) > 0.998
 
 
 def test_gradients_in_8_bits_go_with_int8() -> None:

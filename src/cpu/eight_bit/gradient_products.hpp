@@ -1,6 +1,5 @@
-// Products of whole numbers of up to 8 bits, in f32, and the rounding of P and dS to such numbers. Sums stay
-// below 2^24, so that they are exact in any order and on any processor: 256 * 127 * 127 and 128 * 255 * 127
-// are.
+// Products of numbers of 8 bits, in f32, and the rounding to e4m3. Sums of s8 stay below 2^24, so that they
+// are exact in any order: 256 * 127 * 127 is.
 #pragma once
 
 #include <cmath>
@@ -31,10 +30,10 @@ using LanesInMemory =
   return *reinterpret_cast<const LanesInMemory*>(x);
 }
 
-/// c = a b, of quant_block rows; a[i][n] is a[i * row + n * depth_step].
-TANDEM_WIDE_CLONES static void multiply_whole(const float* a, std::int64_t row, std::int64_t depth_step,
-                                              const float* b, std::int64_t columns, std::int64_t depth,
-                                              float* c) {
+/// c = a b or, if `adds`, c += a b, of quant_block rows; a[i][n] is a[i * row + n * depth_step].
+TANDEM_WIDE_CLONES static void multiply(const float* a, std::int64_t row, std::int64_t depth_step,
+                                        const float* b, std::int64_t columns, std::int64_t depth, bool adds,
+                                        float* c) {
   constexpr std::int64_t rows = 8;
   // Rows of b are whole powers of two apart, which the first-level cache holds few of: they are copied.
   ColumnLanes panel[max_depth];
@@ -46,8 +45,11 @@ TANDEM_WIDE_CLONES static void multiply_whole(const float* a, std::int64_t row, 
       for (std::int64_t n = 0; n < depth; ++n, of_a += depth_step) {
         for (std::int64_t r = 0; r < rows; ++r) sums[r] += panel[n] * of_a[r * row];
       }
-      for (std::int64_t r = 0; r < rows; ++r)
-        std::memcpy(c + (i + r) * columns + j, &sums[r], sizeof sums[r]);
+      for (std::int64_t r = 0; r < rows; ++r) {
+        float* const to = c + (i + r) * columns + j;
+        if (adds) sums[r] += lanes_at(to);
+        std::memcpy(to, &sums[r], sizeof sums[r]);
+      }
     }
   }
 }
@@ -70,49 +72,20 @@ TANDEM_WIDE_CLONES static void multiply_whole(const float* a, std::int64_t row, 
   x = x < -87.0F ? ColumnLanes{} : sum * factor;
 }
 
-/// The scale of a group of numbers and its inverse: `largest` over `limit`, 0 of numbers below 2^-100, NaN
-/// where one is no number.
-struct GroupScale {
-  float scale = 0.0F;
-  float inverse = 0.0F;
-};
-inline GroupScale group_scale(float largest, bool finite, float limit) {
-  if (!finite) return {.scale = std::numeric_limits<float>::quiet_NaN(), .inverse = 0.0F};
-  if (largest < 0x1p-100F) return {};
-  return {.scale = largest / limit, .inverse = limit / largest};
-}
-
-/// To nearest, ties to even, of |x| <= 255; 0 where x is no number.
-[[gnu::always_inline]] inline float whole_number(float x) {
-  const float shifted = (x + 0x1.8p23F) - 0x1.8p23F;
-  return std::abs(x) <= 256.0F ? shifted : 0.0F;
-}
-
-/// Rounds quant_block numbers x * factor, and returns their scale. Zeros, which hidden pairs have, stay zeros
-/// whatever their factor.
-TANDEM_WIDE_CLONES static float round_line(const float* x, const float* factor, float limit, float* rounded) {
-  constexpr int lanes = 16;
-  float scaled[quant_block];
-  float largest_of[lanes] = {};
-  float sums[lanes] = {};  // 0, or NaN where a number is none
-  for (int first = 0; first < quant_block; first += lanes) {
-    for (int l = 0; l < lanes; ++l) {
-      const float y = x[first + l] != 0.0F ? x[first + l] * factor[first + l] : 0.0F;
-      const float magnitude = std::abs(y);
-      scaled[first + l] = y;
-      largest_of[l] = magnitude > largest_of[l] ? magnitude : largest_of[l];
-      sums[l] += y * 0.0F;
-    }
-  }
-  float largest = 0.0F;
-  float sum = 0.0F;
-  for (int l = 0; l < lanes; ++l) {
-    largest = largest_of[l] > largest ? largest_of[l] : largest;
-    sum += sums[l];
-  }
-  const GroupScale s = group_scale(largest, sum == 0.0F, limit);
-  for (int i = 0; i < quant_block; ++i) rounded[i] = whole_number(scaled[i] * s.inverse);
-  return s.scale;
+/// To the nearest number in e4m3, ties to even, of up to its largest. NaN stays NaN.
+[[gnu::always_inline]] inline void round_to_e4m3(ColumnLanes& x) {
+  x = x > largest_e4m3 ? ColumnLanes{} + largest_e4m3 : x;
+  x = x < -largest_e4m3 ? ColumnLanes{} - largest_e4m3 : x;
+  WholeLanes power;
+  std::memcpy(&power, &x, sizeof power);
+  const WholeLanes exponent = WholeLanes{} + 0x7F800000U;
+  const WholeLanes smallest = WholeLanes{} + 0x3C800000U;  // 2^-6, below which numbers are 2^-9 apart
+  power &= exponent;
+  power = power > smallest ? power : smallest;
+  ColumnLanes magic;
+  std::memcpy(&magic, &power, sizeof magic);
+  magic *= 0x1.8p20F;  // added to x, all but three bits behind its first are gone
+  x = (x + magic) - magic;
 }
 
 }  // namespace tandem::cpu

@@ -1,5 +1,5 @@
-// What the backward pass in 8 bits (gradients.cpp) reads and writes: rows in 8 bits, statistics of rows, and
-// the memory that a thread has for them.
+// What the backward pass in 8 bits (gradients.cpp) reads and writes: rows in 8 bits, and the memory that a
+// thread has for them.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +19,15 @@
 namespace tandem::cpu::gradients {
 
 constexpr std::int64_t tile_rows = quant_block;
+/// What entries of dS, over scales of rows, are multiplied by: products of s8 rows, some 2^14, become e4m3.
+constexpr float ds_unit = 0x1p-10F;
 
 inline std::int64_t whole_blocks(std::int64_t rows) {
   return (rows + tile_rows - 1) / tile_rows * tile_rows;
 }
 
-/// A tensor of one head in 8 bits: whole numbers [row][columns], zeros up to whole columns and tiles, and the
-/// scale of each row, NaN of one that holds what is no number.
+/// A tensor of one head in s8: whole numbers [row][columns], zeros up to whole columns and tiles, and the
+/// scale of each row, NaN of one that holds what is no number (of V, of all of its block).
 struct Quantized {
   float* values = nullptr;
   float* scales = nullptr;
@@ -35,13 +37,17 @@ struct Quantized {
 struct Memory {
   std::int64_t qk_columns, v_columns;
   Quantized k, v;     ///< the sequence's
+  float* k_e4m3;      ///< likewise, times half of k's scales
+  float* largest_v;   ///< likewise: of v's scales, of keys up to this one
   float *dk, *dv;     ///< likewise, sums, rotated
   Quantized q, dout;  ///< a block of queries', as all below
+  float *q_e4m3, *dout_e4m3;
   float *q_in_columns, *dout_in_columns;
-  float *lse, *delta, *q_factor;  ///< the last: of logits
+  float *lse, *delta;
+  float *root, *ds_scale;                  ///< P and dS are divided by them before they are rounded: r, and E
+  float *q_factor, *p_factor, *ds_factor;  ///< multiply logits, P and dS
   float* dq;
-  float *p, *ds, *s, *product;  ///< [key][query], but `product`, [row][columns]
-  float *p_scale, *ds_scale, *ds_q_scale;
+  float *p, *ds;  ///< [key][query]
   float *mean, *rows;
   std::uint8_t* codes;
   std::size_t bytes = 0;
@@ -60,22 +66,29 @@ struct Memory {
     };
     take_quantized(k, keys, qk_columns);
     take_quantized(v, keys, v_columns);
+    take(k_e4m3, keys * qk_columns);
+    take(largest_v, keys);
     take(dk, keys * qk_columns);
     take(dv, keys * v_columns);
     take_quantized(q, tile_rows, qk_columns);
     take_quantized(dout, tile_rows, v_columns);
-    take(q_in_columns, tile_rows * qk_columns);
-    take(dout_in_columns, tile_rows * v_columns);
-    take(dq, tile_rows * qk_columns);
-    for (float** tile : {&p, &ds, &s}) take(*tile, tile_rows * tile_rows);
-    take(product, tile_rows * columns);
+    for (float** of_q : {&q_e4m3, &q_in_columns, &dq}) take(*of_q, tile_rows * qk_columns);
+    for (float** of_dout : {&dout_e4m3, &dout_in_columns}) take(*of_dout, tile_rows * v_columns);
+    for (float** tile : {&p, &ds}) take(*tile, tile_rows * tile_rows);
     take(rows, tile_rows * columns);
-    for (float** line : {&lse, &delta, &p_scale, &ds_scale, &ds_q_scale, &q_factor}) take(*line, tile_rows);
+    for (float** line : {&lse, &delta, &root, &ds_scale, &q_factor, &p_factor, &ds_factor})
+      take(*line, tile_rows);
     take(mean, qk_columns);
     float* place = nullptr;
     take(place, tile_rows * columns);
     codes = reinterpret_cast<std::uint8_t*>(place);
   }
+};
+
+/// Powers of two over which rows of dO and of Q are rounded to e4m3, of a KV head: T and T'.
+struct Units {
+  double dout = 1.0;
+  double q = 1.0;
 };
 
 /// One KV head of one sequence.
@@ -87,7 +100,9 @@ struct Head {
   std::int64_t batch;
   std::int64_t kv_head;
   Rows queries, keys;
+  Units units;
 
+  [[nodiscard]] bool strict() const { return recipe.qk_scales == ScaleGroup::row; }
   [[nodiscard]] QuantizeRows rows_of(const Operand& x, std::int64_t row, std::int64_t head,
                                      std::int64_t count, std::int64_t dim) const {
     return {.data = element(x, batch, row, head),
@@ -99,15 +114,15 @@ struct Head {
   }
 };
 
-/// Up to a tile of rows in 8 bits.
-inline void quantize_rows(const Head& h, const QuantizeRows& rows, ScaleGroup group, std::int64_t columns,
-                          const Quantized& to) {
+/// Up to a tile of rows in s8. In h.m.rows they stay as they were before they were rounded.
+inline void quantize_rows(const Head& h, const QuantizeRows& rows, ScaleGroup group, bool markers,
+                          std::int64_t columns, const Quantized& to) {
   h.kernel.quantize(rows, {.type = OperandType::s8,
                            .group = group,
                            .out = h.m.codes,
                            .out_stride = rows.dim,
                            .scales = to.scales,
-                           .nan_markers = true});
+                           .nan_markers = markers});
   std::memset(to.values, 0, static_cast<std::size_t>(tile_rows * columns) * sizeof(float));
   for (std::int64_t i = 0; i < rows.rows; ++i) {
     const std::uint8_t* const codes = h.m.codes + i * rows.dim;
@@ -116,6 +131,27 @@ inline void quantize_rows(const Head& h, const QuantizeRows& rows, ScaleGroup gr
     if (std::signbit(to.scales[i])) to.scales[i] = std::numeric_limits<float>::quiet_NaN();
   }
   std::fill(to.scales + rows.rows, to.scales + tile_rows, 0.0F);
+}
+
+/// Rows of h.m.rows in e4m3, each times its factor, and after that times `unit` of it if there are any. Rows
+/// that hold what is no number are 0: their pairs are NaN by the LSE.
+inline void round_rows(const Head& h, std::int64_t count, std::int64_t dim, const float* factors,
+                       const float* units, std::int64_t columns, float* to) {
+  std::memset(to, 0, static_cast<std::size_t>(tile_rows * columns) * sizeof(float));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float* const from = h.m.rows + i * dim;
+    float nothing = 0.0F;  // NaN where a number is none
+    for (std::int64_t c = 0; c < dim; ++c) nothing += from[c] * 0.0F;
+    if (nothing != 0.0F || !(factors[i] > 0.0F)) continue;
+    float* const row = to + i * columns;
+    for (std::int64_t c = 0; c < dim; ++c) row[c] = from[c] * factors[i];
+    for (std::int64_t c = 0; c < columns; c += gradient_columns) {
+      ColumnLanes x = lanes_at(row + c);
+      round_to_e4m3(x);
+      if (units != nullptr) x *= units[i];
+      std::memcpy(row + c, &x, sizeof x);
+    }
+  }
 }
 
 inline void find_mean(const Head& h) {
@@ -136,6 +172,7 @@ inline void find_mean(const Head& h) {
 
 inline void quantize_keys(const Head& h) {
   const Memory& m = h.m;
+  float largest = 0.0F;
   if (h.recipe.smooth_k) find_mean(h);
   for (std::int64_t first = 0; first < h.keys.used; first += tile_rows) {
     const std::int64_t count = std::min(tile_rows, h.keys.used - first);
@@ -143,12 +180,24 @@ inline void quantize_keys(const Head& h) {
     QuantizeRows k = h.rows_of(h.p.k, row, h.kv_head, count, h.p.head_dim_qk);
     k.mean = h.recipe.smooth_k ? m.mean : nullptr;
     k.rotate = h.recipe.rotate_qk;
-    quantize_rows(h, k, h.recipe.qk_scales, m.qk_columns,
-                  {.values = m.k.values + first * m.qk_columns, .scales = m.k.scales + first});
+    float* const scales = m.k.scales + first;
+    quantize_rows(h, k, h.recipe.qk_scales, true, m.qk_columns,
+                  {.values = m.k.values + first * m.qk_columns, .scales = scales});
+    float factors[tile_rows];
+    float units[tile_rows];
+    for (std::int64_t i = 0; i < count; ++i) {
+      factors[i] = scales[i] > 0.0F ? 2.0F / scales[i] : 0.0F;
+      units[i] = 0.5F * scales[i];
+    }
+    round_rows(h, count, h.p.head_dim_qk, factors, units, m.qk_columns, m.k_e4m3 + first * m.qk_columns);
     QuantizeRows v = h.rows_of(h.p.v, row, h.kv_head, count, h.p.head_dim_v);
     v.rotate = h.recipe.rotate_v;
-    quantize_rows(h, v, h.recipe.v_scales, m.v_columns,
+    quantize_rows(h, v, h.recipe.v_scales, false, m.v_columns,
                   {.values = m.v.values + first * m.v_columns, .scales = m.v.scales + first});
+    for (std::int64_t j = first; j < first + count; ++j) {
+      largest = m.v.scales[j] > largest ? m.v.scales[j] : largest;
+      m.largest_v[j] = largest;
+    }
   }
 }
 
@@ -203,56 +252,6 @@ inline void write_row(const Operand& x, std::int64_t batch, std::int64_t row, st
     for (std::int64_t c = 0; c < dim; ++c)
       to[c] = from_f32<T>(from[c] * factor + (mean != nullptr && more != 0.0F ? more * mean[c] : 0.0F));
   });
-}
-
-inline float row_statistic(const Operand& x, const Head& h, std::int64_t i, std::int64_t head) {
-  return *reinterpret_cast<const float*>(element(x, h.batch, h.queries.begin + i, head));
-}
-
-/// scale * q . mean, which the removal of K's mean takes off a row's logits.
-inline float shift_of(const Head& h, std::int64_t i, std::int64_t head) {
-  if (!h.recipe.smooth_k) return 0.0F;
-  read_row(h.p.q, h.batch, h.queries.begin + i, head, h.p.head_dim_qk, h.m.rows);
-  double sum = 0.0;
-  for (std::int64_t c = 0; c < h.p.head_dim_qk; ++c)
-    sum += static_cast<double>(h.m.rows[c]) * static_cast<double>(h.m.mean[c]);
-  return static_cast<float>(sum * static_cast<double>(h.p.scale));
-}
-
-/// The sum of rounded dO times rotated out, less dLSE.
-inline float delta_of(const Head& h, std::int64_t first, std::int64_t i, std::int64_t head) {
-  read_row(h.p.out, h.batch, h.queries.begin + first + i, head, h.p.head_dim_v, h.m.rows);
-  rotate_row(h.m.rows, h.p.head_dim_v, false);
-  double sum = 0.0;
-  for (std::int64_t c = 0; c < h.p.head_dim_v; ++c)
-    sum += static_cast<double>(h.m.rows[c]) * static_cast<double>(h.m.dout.values[i * h.m.v_columns + c]);
-  const float delta = static_cast<float>(sum * static_cast<double>(h.m.dout.scales[i]));
-  return h.p.dlse.given() ? delta - row_statistic(h.p.dlse, h, first + i, head) : delta;
-}
-
-inline void to_columns(const float* rows, std::int64_t columns, float* to) {
-  for (std::int64_t i = 0; i < tile_rows; ++i) {
-    for (std::int64_t c = 0; c < columns; ++c) to[c * tile_rows + i] = rows[i * columns + c];
-  }
-}
-
-/// Q and dO of `count` rows in 8 bits, rows and columns, LSE without K's mean, and delta.
-inline void stage_queries(const Head& h, std::int64_t head, std::int64_t first, std::int64_t count) {
-  const Memory& m = h.m;
-  QuantizeRows q = h.rows_of(h.p.q, h.queries.begin + first, head, count, h.p.head_dim_qk);
-  q.rotate = h.recipe.rotate_qk;
-  quantize_rows(h, q, h.recipe.qk_scales, m.qk_columns, m.q);
-  QuantizeRows dout = h.rows_of(h.p.dout, h.queries.begin + first, head, count, h.p.head_dim_v);
-  dout.rotate = h.recipe.rotate_v;
-  quantize_rows(h, dout, h.recipe.v_scales, m.v_columns, m.dout);
-  to_columns(m.q.values, m.qk_columns, m.q_in_columns);
-  to_columns(m.dout.values, m.v_columns, m.dout_in_columns);
-  for (std::int64_t i = 0; i < tile_rows; ++i) {
-    m.lse[i] = i < count ? row_statistic(h.p.lse, h, first + i, head) - shift_of(h, first + i, head) : 0.0F;
-    m.delta[i] = i < count ? delta_of(h, first, i, head) : 0.0F;
-    m.q_factor[i] = m.q.scales[i] * h.p.scale;
-  }
-  std::memset(m.dq, 0, static_cast<std::size_t>(tile_rows * m.qk_columns) * sizeof(float));
 }
 
 }  // namespace tandem::cpu::gradients

@@ -1,9 +1,8 @@
 // The backward pass in 8 bits (docs/results/gradients-in-8-bits.md, The recipe): a KV head at a time, by
-// tiles of 128 queries and 128 keys. Queries lie in columns, so that the scale of a key is that of a row of
-// the tile.
+// tiles of 128 queries and 128 keys. Queries lie in columns, since what is known beforehand is of queries.
 //
-//   S = Q K^T   P = exp(S - LSE)   dP = dO V^T   dS = P (dP - delta)
-//   dV += P^T dO   dK += dS^T Q   dQ += dS K
+//   S = Q K^T   P = exp(S - LSE)   dP = dO V^T   dS = P (dP - delta)     in s8
+//   dV += P^T dO   dK += dS^T Q   dQ += dS K                             in e4m3
 //
 // Threads take whole KV heads, and a head adds in one order: results have the same bits for any number of
 // threads.
@@ -18,7 +17,7 @@
 #include "cpu/common/workspace.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/eight_bit/gradient_products.hpp"
-#include "cpu/eight_bit/gradient_stage.hpp"
+#include "cpu/eight_bit/gradient_rows.hpp"
 #include "cpu/targets/kernels.hpp"
 #include "problem/recipe_of.hpp"
 
@@ -32,105 +31,63 @@ struct Tile {
   std::int64_t first_query, queries, first_key, keys;
 };
 
-/// One key of a tile: P and dS of its queries, from S and dP without scales. Queries whose [begin[i], end[i])
-/// has n see it; of others P and dS are 0.
+/// One key of a tile: P and dS of its queries in e4m3, in the place of S and dP without scales. Queries whose
+/// [begin[i], end[i]) has n see it; of others P and dS are 0.
 TANDEM_WIDE_CLONES void attend_key(const Memory& m, float n, float k_scale, float v_scale, const float* begin,
                                    const float* end) {
   const std::int64_t row = static_cast<std::int64_t>(n) * tile_rows;
   for (std::int64_t i = 0; i < tile_rows; i += gradient_columns) {
-    ColumnLanes p = lanes_at(m.s + row + i) * (lanes_at(m.q_factor + i) * k_scale) - lanes_at(m.lse + i);
+    ColumnLanes p = lanes_at(m.p + row + i) * (lanes_at(m.q_factor + i) * k_scale) - lanes_at(m.lse + i);
     exponentiate(p);
     const ColumnLanes dp = lanes_at(m.ds + row + i) * (lanes_at(m.dout.scales + i) * v_scale);
+    ColumnLanes ds = p * (dp - lanes_at(m.delta + i)) * lanes_at(m.ds_factor + i);
+    p *= lanes_at(m.p_factor + i);
+    round_to_e4m3(p);
+    round_to_e4m3(ds);
     const auto seen = (lanes_at(begin + i) <= n) & (lanes_at(end + i) > n);
-    const ColumnLanes ds = seen ? p * (dp - lanes_at(m.delta + i)) : ColumnLanes{};
     p = seen ? p : ColumnLanes{};
+    ds = seen ? ds : ColumnLanes{};
     std::memcpy(m.p + row + i, &p, sizeof p);
     std::memcpy(m.ds + row + i, &ds, sizeof ds);
   }
 }
 
-/// P and dS of the tile.
+/// P and dS of the tile, in e4m3.
 void probabilities(const Head& h, const Tile& t) {
   const Memory& m = h.m;
   const float* const k = m.k.values + t.first_key * m.qk_columns;
   const float* const v = m.v.values + t.first_key * m.v_columns;
-  multiply_whole(k, m.qk_columns, 1, m.q_in_columns, tile_rows, m.qk_columns, m.s);
-  multiply_whole(v, m.v_columns, 1, m.dout_in_columns, tile_rows, m.v_columns, m.ds);
+  multiply(k, m.qk_columns, 1, m.q_in_columns, tile_rows, m.qk_columns, false, m.p);
+  multiply(v, m.v_columns, 1, m.dout_in_columns, tile_rows, m.v_columns, false, m.ds);
   const Window window = window_of(h.p, h.batch);
   float begin[tile_rows];
   float end[tile_rows];
   for (std::int64_t i = 0; i < tile_rows; ++i) {
     const KeyRange seen = visible_keys(window, t.first_query + i, h.queries.used, h.keys.used);
-    const bool live = i < t.queries && m.lse[i] != -std::numeric_limits<float>::infinity();
     const auto in_tile = [&](std::int64_t key) {
       return static_cast<float>(std::clamp<std::int64_t>(key - t.first_key, 0, t.keys));
     };
     begin[i] = in_tile(seen.first);
-    end[i] = live ? in_tile(seen.last) : 0.0F;
+    end[i] = m.root[i] > 0.0F ? in_tile(seen.last) : 0.0F;
   }
   for (int n = 0; n < tile_rows; ++n)
     attend_key(m, static_cast<float>(n), m.k.scales[t.first_key + n], m.v.scales[t.first_key + n], begin,
                end);
 }
 
-/// Adds rows of `product`, times their scales, to sums.
-TANDEM_WIDE_CLONES void add_rows(const float* product, const float* scales, std::int64_t columns,
-                                 float* sums) {
-  for (std::int64_t i = 0; i < tile_rows; ++i) {
-    for (std::int64_t c = 0; c < columns; ++c) sums[i * columns + c] += product[i * columns + c] * scales[i];
-  }
-}
-
-void add_to_keys(const Head& h, const Tile& t) {
-  const Memory& m = h.m;
-  for (std::int64_t n = 0; n < tile_rows; ++n) {
-    const std::int64_t at = n * tile_rows;
-    m.p_scale[n] = round_line(m.p + at, m.dout.scales, u8_p_range, m.p + at);
-    m.ds_scale[n] = round_line(m.ds + at, m.q.scales, largest_s8, m.s + at);
-  }
-  multiply_whole(m.p, tile_rows, 1, m.dout.values, m.v_columns, tile_rows, m.product);
-  add_rows(m.product, m.p_scale, m.v_columns, m.dv + t.first_key * m.v_columns);
-  multiply_whole(m.s, tile_rows, 1, m.q.values, m.qk_columns, tile_rows, m.product);
-  add_rows(m.product, m.ds_scale, m.qk_columns, m.dk + t.first_key * m.qk_columns);
-}
-
-/// Rounds dS of the tile times K's scales, with a scale a query.
-TANDEM_WIDE_CLONES void round_by_query(const Memory& m, const float* k_scales) {
-  float largest[tile_rows] = {};
-  float sums[tile_rows] = {};  // 0, or NaN where a number is none
-  for (std::int64_t n = 0; n < tile_rows; ++n) {
-    for (std::int64_t i = 0; i < tile_rows; ++i) {
-      float& x = m.ds[n * tile_rows + i];
-      x = x != 0.0F ? x * k_scales[n] : 0.0F;
-      const float magnitude = std::abs(x);
-      largest[i] = magnitude > largest[i] ? magnitude : largest[i];
-      sums[i] += x * 0.0F;
-    }
-  }
-  float inverse[tile_rows];
-  for (std::int64_t i = 0; i < tile_rows; ++i) {
-    const GroupScale s = group_scale(largest[i], sums[i] == 0.0F, largest_s8);
-    m.ds_q_scale[i] = s.scale;
-    inverse[i] = s.inverse;
-  }
-  for (std::int64_t n = 0; n < tile_rows; ++n) {
-    for (std::int64_t i = 0; i < tile_rows; ++i) {
-      float& x = m.ds[n * tile_rows + i];
-      x = whole_number(x * inverse[i]);
-    }
-  }
-}
-
-void add_to_queries(const Head& h, const Tile& t) {
-  const Memory& m = h.m;
-  round_by_query(m, m.k.scales + t.first_key);
-  multiply_whole(m.ds, 1, tile_rows, m.k.values + t.first_key * m.qk_columns, m.qk_columns, tile_rows,
-                 m.product);
-  add_rows(m.product, m.ds_q_scale, m.qk_columns, m.dq);
-}
-
 bool stops(Stop* stop) {
   return stop != nullptr && stop->wanted();
+}
+
+void add_to_gradients(const Head& h, const Tile& t) {
+  const Memory& m = h.m;
+  if (h.p.dv.given())
+    multiply(m.p, tile_rows, 1, m.dout_e4m3, m.v_columns, tile_rows, true, m.dv + t.first_key * m.v_columns);
+  if (h.p.dk.given())
+    multiply(m.ds, tile_rows, 1, m.q_e4m3, m.qk_columns, tile_rows, true, m.dk + t.first_key * m.qk_columns);
+  if (h.p.dq.given()) {
+    multiply(m.ds, 1, tile_rows, m.k_e4m3 + t.first_key * m.qk_columns, m.qk_columns, tile_rows, true, m.dq);
+  }
 }
 
 void run_queries(const Head& h, std::int64_t head, std::int64_t first, Stop* stop) {
@@ -147,23 +104,22 @@ void run_queries(const Head& h, std::int64_t head, std::int64_t first, Stop* sto
                     .first_key = key,
                     .keys = std::min(tile_rows, h.keys.used - key)};
     probabilities(h, tile);
-    if (h.p.dk.given() || h.p.dv.given()) add_to_keys(h, tile);
-    if (h.p.dq.given()) add_to_queries(h, tile);
+    add_to_gradients(h, tile);
   }
   for (std::int64_t i = 0; h.p.dq.given() && i < count; ++i) {
     // Rows of dS add up to 0, so that K's mean is missed by no gradient but that of the LSE.
-    const KeyRange seen = visible_keys(window, first + i, h.queries.used, h.keys.used);
-    const bool more = h.recipe.smooth_k && h.p.dlse.given() && seen.first < seen.last;
+    const bool more = h.recipe.smooth_k && h.p.dlse.given() && m.root[i] > 0.0F;
     write_row(h.p.dq, h.batch, h.queries.begin + first + i, head, h.p.head_dim_qk, m.dq + i * m.qk_columns,
-              h.p.scale, more ? m.mean : nullptr,
+              m.root[i] * m.ds_scale[i] / ds_unit * h.p.scale, more ? m.mean : nullptr,
               more ? h.p.scale * row_statistic(h.p.dlse, h, first + i, head) : 0.0F);
   }
 }
 
-void run_head(const Head& h, Stop* stop) {
+void run_head(Head h, Stop* stop) {
   if (stops(stop)) return;
   const Memory& m = h.m;
   quantize_keys(h);
+  h.units = find_units(h);
   const std::int64_t rows = whole_blocks(h.keys.used);
   std::memset(m.dk, 0, static_cast<std::size_t>(rows * m.qk_columns) * sizeof(float));
   std::memset(m.dv, 0, static_cast<std::size_t>(rows * m.v_columns) * sizeof(float));
@@ -173,12 +129,14 @@ void run_head(const Head& h, Stop* stop) {
     }
   }
   if (stops(stop)) return;
+  const float of_dk = static_cast<float>(h.units.q) / ds_unit * h.p.scale;
+  const float of_dv = static_cast<float>(h.units.dout) / e4m3_p_range;
   for (std::int64_t i = 0; i < h.keys.used; ++i) {
     const std::int64_t row = h.keys.begin + i;
     if (h.p.dk.given())
-      write_row(h.p.dk, h.batch, row, h.kv_head, h.p.head_dim_qk, m.dk + i * m.qk_columns, h.p.scale);
+      write_row(h.p.dk, h.batch, row, h.kv_head, h.p.head_dim_qk, m.dk + i * m.qk_columns, of_dk);
     if (h.p.dv.given())
-      write_row(h.p.dv, h.batch, row, h.kv_head, h.p.head_dim_v, m.dv + i * m.v_columns, 1.0F);
+      write_row(h.p.dv, h.batch, row, h.kv_head, h.p.head_dim_v, m.dv + i * m.v_columns, of_dv);
   }
 }
 
@@ -235,7 +193,8 @@ void eight_bit_gradients(const Plan& call, const Problem& p, std::byte* workspac
                 .batch = batch,
                 .kv_head = n % p.heads_kv,
                 .queries = query_rows(p, batch),
-                .keys = key_rows(p, batch)},
+                .keys = key_rows(p, batch),
+                .units = {}},
                stop);
     }
   }
