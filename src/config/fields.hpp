@@ -97,7 +97,8 @@ struct MembersOf<EightBitSchedule>
     : Members<&EightBitSchedule::dynamic, &EightBitSchedule::overlap, &EightBitSchedule::pingpong> {};
 template <>
 struct MembersOf<BackwardSchedule>
-    : Members<&BackwardSchedule::pingpong, &BackwardSchedule::staggered, &BackwardSchedule::deterministic> {};
+    : Members<&BackwardSchedule::pingpong, &BackwardSchedule::staggered, &BackwardSchedule::deterministic,
+              &BackwardSchedule::overlaps_tiles> {};
 template <>
 struct MembersOf<Functions> : Members<&Functions::digest, &Functions::score_function,
                                       &Functions::mask_function, &Functions::block_lists, &Functions::dropout,

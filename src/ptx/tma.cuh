@@ -40,6 +40,17 @@ TANDEM_DEVICE void tma_load(void* shared, const TensorMap& map, Mbarrier& bar, i
 #endif
 }
 
+/// Brings the box to the L2. One thread.
+TANDEM_DEVICE void tma_prefetch(const TensorMap& map, i32 c0, i32 c1, i32 c2, i32 c3) {
+#if TANDEM_ON_DEVICE
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(c0),
+               "r"(c1), "r"(c2), "r"(c3)
+               : "memory");
+#else
+  (void)map, (void)c0, (void)c1, (void)c2, (void)c3;
+#endif
+}
+
 /// Loads into both blocks of a cluster of two: to `shared` of each, credited to `bar` of each. What the
 /// box replaces is free in both.
 TANDEM_DEVICE void tma_load_both(void* shared, const TensorMap& map, Mbarrier& bar, i32 c0, i32 c1, i32 c2,

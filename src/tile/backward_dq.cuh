@@ -120,11 +120,15 @@ struct DqWriter {
     BackwardTile t;
     ptx::wait_for_previous_grid();
     ptx::named_barrier_arrive(barrier_dq_empty + warpgroup, dq_threads);
+    bool goes_on = false;  // from the tile before
     while (tiles.next(t)) {
-      // With ping-pong, the first dQ of a tile from the first warpgroup belongs to no block.
+      // When ping-pong begins, the first dQ of the first warpgroup belongs to no block.
       if (C.schedule.pingpong && warpgroup == 0 && has_visits<C>(p, t)) {
-        ptx::named_barrier_sync(barrier_dq_full, dq_threads);
-        ptx::named_barrier_arrive(barrier_dq_empty, dq_threads);
+        if (!goes_on) {
+          ptx::named_barrier_sync(barrier_dq_full, dq_threads);
+          ptx::named_barrier_arrive(barrier_dq_empty, dq_threads);
+        }
+        goes_on = overlaps_next<C>(t, group);
       }
 #pragma unroll 1
       for (int g = 0; g < group; ++g) {

@@ -59,7 +59,7 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>, C.functio
   const FragmentPosition position;
   const float scale_log2;  ///< the scale itself where a score function takes the scaled score
   const int group;         ///< query heads of a KV head
-  Ring<1>::Position k_at;  ///< family sm90
+  typename Ring<C.key_stages()>::Position k_at;  ///< family sm90
   Ring<1>::Position v_at;
   QPosition q_at;  ///< the stages that are read
   DoutPosition dout_at;
@@ -84,6 +84,11 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>, C.functio
     if constexpr (C.halves_queries()) return at + query_at() + position.first_col;
     return at + position.first_col;
   }
+  /// The buffer of this block's LSE.
+  TANDEM_DEVICE int lse_stage() const {
+    if constexpr (C.schedule.overlaps_tiles) return dout_at.stage;
+    return q_at.stage;
+  }
   TANDEM_DEVICE int dq_row_group() const { return warpgroup % C.tiling.row_groups(); }
   TANDEM_DEVICE int dq_column_at() const { return warpgroup / C.tiling.row_groups() * C.dq_columns(); }
 
@@ -94,7 +99,7 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>, C.functio
   template <bool masked>
   TANDEM_DEVICE void probabilities(const BackwardTile& t, int m, float (&s)[scores],
                                    u32 (&packed)[scores / 2], u32 (&sloped)[slopes]) const {
-    const float* lse = from_first_query<const float*>(shared.lse_log2[q_at.stage]);
+    const float* lse = from_first_query<const float*>(shared.lse_log2[lse_stage()]);
     const int query = from_first_query(m * C.tiling.block_m);
     float scale[2];
     int first[2];  // the queries that see this thread's two keys; queries past the end have an LSE of +inf

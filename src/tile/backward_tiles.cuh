@@ -156,6 +156,13 @@ struct QueryVisits {
   }
 };
 
+/// Whether the ping-pong of a tile goes on with that of the next one, if there is one. dQ of the first
+/// warpgroup is two blocks late: behind a tile of one block it would need K of three tiles.
+template <auto C>
+TANDEM_DEVICE bool overlaps_next(const BackwardTile& t, int group) {
+  return C.schedule.overlaps_tiles && group * (t.blocks.end - t.blocks.first) > 1;
+}
+
 /// Whether a tile has anything to do; one that has not loads nothing and takes no barrier. All lanes of a
 /// warp call.
 template <auto C>

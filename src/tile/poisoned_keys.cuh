@@ -107,4 +107,32 @@ TANDEM_DEVICE void clear_poisoned_keys(Consumer& c) {
   c.join();
 }
 
+/// As clear_poisoned_keys, of the 16 keys whose scores the warp has, so that warps need not meet for it. True
+/// if it has cleared any: then its threads have to fence.
+template <auto C, typename Consumer>
+TANDEM_DEVICE bool clear_poisoned_keys_of_warp(Consumer& c) {
+  static_assert(C.owns_keys() && C.cluster == 1 && C.key_units() == 1);
+  const int first = c.key_at() + c.thread / warp_size * 16;
+  const bool found =
+      c.k().template any_nonfinite<C.tiling.element>(first, first + 16, c.thread % warp_size, warp_size);
+  ptx::sync_warp();  // its lanes have read the scales of the tile before
+#pragma unroll
+  for (int h = 0; h < 2; ++h) set_scale<C>(c, h, c.scale_log2);
+  if (ptx::reduce_or(found ? 1U : 0U) == 0) return false;
+  bool poisoned[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = c.key_at() + c.position.row(h);
+    poisoned[h] = c.k().template any_nonfinite<C.tiling.element>(row, row + 1, 0, 1);
+    if (poisoned[h]) set_scale<C>(c, h, ptx::infinity() - ptx::infinity());
+  }
+  ptx::sync_warp();
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = c.key_at() + c.position.row(h);
+    if (poisoned[h]) c.k().zero_rows(row, row + 1, c.thread % 4, 4);
+  }
+  return true;
+}
+
 }  // namespace tandem::tile

@@ -34,6 +34,12 @@ struct SharedTile {
     }
   }
 
+  /// Brings to the L2 what `load` then reads.
+  static TANDEM_DEVICE void prefetch(const TensorMap& map, i32 row, i32 head, i32 batch) {
+#pragma unroll
+    for (int s = 0; s < strips; ++s) ptx::tma_prefetch(map, s * strip_cols, row, head, batch);
+  }
+
   /// Loads by a map whose boxes have fewer rows, into the rows from `first` on.
   TANDEM_DEVICE void load_rows(int first, const TensorMap& map, ptx::Mbarrier& bar, i32 row, i32 head,
                                i32 batch, ptx::CacheHint hint) {

@@ -185,6 +185,7 @@ TEST_P(ShippedBackward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedBackward, ShippedSet::groups_of(shipped_backward_configs().size()));
 
+<<<<<<< HEAD
 class ShippedEightBitBackward : public ShippedSet {};
 TEST_P(ShippedEightBitBackward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
   each(shipped_eight_bit_backward_configs(), [](const EightBitBackwardConfig& config) {
@@ -198,6 +199,21 @@ TEST_P(ShippedEightBitBackward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedEightBitBackward,
                          ShippedSet::groups_of(shipped_eight_bit_backward_configs().size()));
+=======
+// Tuning tries them; the plan does not.
+TEST(BackwardTilesThatOverlap, HaveTheLocalMemoryOfThePlanAndProductsThatOverlap) {
+  if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
+  for (const bool causal : {false, true}) {
+    const BackwardConfig config{.tiling = {.head_dim_qk = 64, .head_dim_v = 64, .block_m = 128},
+                                .q_stages = 3,
+                                .mask = {.causal = causal},
+                                .schedule = {.pingpong = true, .staggered = !causal, .overlaps_tiles = true}};
+    ASSERT_EQ(backward_objection(config), "");
+    SCOPED_TRACE(expression_of(config));
+    expect_fast(kernels::backward.name(config), backward_local_bytes_allowed(config));
+  }
+}
+>>>>>>> d3309c69 (backward: go on in ping-pong from tile to tile)
 
 class ShippedQuantiser : public ShippedSet {};
 TEST_P(ShippedQuantiser, HasTheLocalMemoryOfThePlan) {

@@ -143,6 +143,18 @@ TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
            .schedule = {.pingpong = true}},
           "64 keys");
   refused({.mask = {.causal = true}, .schedule = {.staggered = true}}, "staggered");
+  refused({.schedule = {.overlaps_tiles = true}}, "overlaps_tiles is of pingpong");
+  refused({.q_stages = 3, .dout_stages = 3, .schedule = {.pingpong = true, .overlaps_tiles = true}},
+          "shared memory");
+}
+
+TEST(BackwardPlan, TilesOf64DimensionsMayOverlap) {
+  BackwardConfig c{.tiling = {.head_dim_qk = 64, .head_dim_v = 64, .block_m = 128},
+                   .q_stages = 3,
+                   .schedule = {.pingpong = true, .overlaps_tiles = true}};
+  EXPECT_EQ(backward_objection(c), "");
+  c.functions = {.digest = 1, .mask_function = true};
+  EXPECT_NE(backward_objection(c).find("without functions"), std::string::npos) << backward_objection(c);
 }
 
 TEST(BackwardPlan, ShippedConfigsAreLegalAndEachIsThereOnce) {

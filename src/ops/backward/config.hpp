@@ -28,6 +28,9 @@ struct BackwardSchedule {
   bool pingpong = false;       ///< one warpgroup's arithmetic runs under the other's products
   bool staggered = false;      ///< full attention: each key tile starts at another query block
   bool deterministic = false;  ///< key tiles add to dQ in a fixed order
+  /// Ping-pong goes on from a key tile to the next one, whose K comes meanwhile. (Otherwise the warpgroups
+  /// finish a tile one after the other, and begin the next so.)
+  bool overlaps_tiles = false;
 
   constexpr bool operator==(const BackwardSchedule&) const = default;
 };
@@ -75,6 +78,9 @@ struct BackwardConfig {
   [[nodiscard]] constexpr bool owns_keys() const { return tiling.block_n == 64 * consumers; }
   [[nodiscard]] static constexpr bool halves_queries() { return false; }
   [[nodiscard]] static constexpr int key_units() { return 1; }
+  /// Buffers of K. With two, of which 227 KB leave little, LSE comes with dO, of which there are fewer.
+  [[nodiscard]] constexpr int key_stages() const { return schedule.overlaps_tiles ? 2 : 1; }
+  [[nodiscard]] constexpr int lse_stages() const { return schedule.overlaps_tiles ? dout_stages : q_stages; }
   /// Keys of a tile: those of all CTAs of a cluster.
   [[nodiscard]] constexpr int tile_keys() const { return tiling.block_n * cluster; }
   /// The warpgroups of all CTAs of a cluster divide a block of dQ.
@@ -100,19 +106,25 @@ constexpr int backward_rows_threads(const auto& c) {
 constexpr int backward_sink_threads = 256;
 constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
 
+/// Bytes that say to the consumers what a tile is, where tiles overlap.
+constexpr int described_tile_bytes = 80;
+
 /// Dynamic shared memory of the main backward kernel: K and V; the rings of Q and dO with LSE and delta; dS
-/// twice (or dS and P); dQ; the keys' scales and a word for each warp; the pairs of 8-byte barriers.
+/// twice (or dS and P); dQ; the keys' scales and a word for each warp; the pairs of 8-byte barriers; tiles
+/// that overlap.
 constexpr int backward_shared_bytes(const BackwardConfig& c) {
-  const int kv_tiles = c.tiling.block_n * (c.tiling.head_dim_qk + c.tiling.head_dim_v) * 2;
+  const int kv_tiles = c.tiling.block_n * (c.key_stages() * c.tiling.head_dim_qk + c.tiling.head_dim_v) * 2;
   const int other_keys = (c.cluster - 1) * c.tiling.block_n * c.tiling.head_dim_qk / c.cluster * 2;
   const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
   const int dout_tiles = c.dout_stages * c.tiling.block_m * c.tiling.head_dim_v * 2;
   const int scores = (c.cluster + 1) * c.tiling.block_n * c.tiling.block_m * 2;
   const int dq = 4 * BackwardConfig::consumers * c.dq_slice();
-  const int rows = 4 * (c.tiling.block_m * (c.q_stages + c.dout_stages) + c.tiling.block_n +
+  const int rows = 4 * (c.tiling.block_m * (c.lse_stages() + c.dout_stages) + c.tiling.block_n +
                         4 * BackwardConfig::consumers);
-  const int barriers = 16 * (c.q_stages + c.dout_stages + 3);
-  return (kv_tiles + other_keys + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
+  const int barriers = 16 * (c.q_stages + c.dout_stages + c.key_stages() + 2);
+  const int described = c.schedule.overlaps_tiles ? c.key_stages() * described_tile_bytes : 0;
+  const int bytes = kv_tiles + other_keys + q_tiles + dout_tiles + scores + dq + rows + barriers + described;
+  return (bytes + 1023) / 1024 * 1024;
 }
 
 /// What the kernels of one backward call are launched with. The workspace is addressed by query blocks, of

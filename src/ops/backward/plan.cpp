@@ -129,6 +129,10 @@ std::string backward_objection(const BackwardConfig& c) {
     return fmt::format("pingpong has no step with dropout, which is {}, or captured_gradients, which are {}",
                        c.functions.dropout, c.functions.captured_gradients);
   }
+  if (c.schedule.overlaps_tiles && (!c.schedule.pingpong || c.functions.given())) {
+    return fmt::format("overlaps_tiles is of pingpong, which is {}, without functions, which are {}",
+                       c.schedule.pingpong, c.functions.given() ? "given" : "not given");
+  }
   if (c.schedule.staggered && (c.mask.causal || c.mask.local || c.mask.varlen)) {
     return fmt::format("staggered is for full attention of equal lengths; causal is {}, local {}, varlen {}",
                        c.mask.causal, c.mask.local, c.mask.varlen);

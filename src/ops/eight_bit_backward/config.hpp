@@ -7,7 +7,7 @@
 namespace tandem {
 
 struct EightBitBackwardSchedule {
-  static constexpr bool pingpong = true;
+  static constexpr bool pingpong = true, overlaps_tiles = false;
   bool staggered = false;      ///< full attention: each key tile starts at another query block
   bool deterministic = false;  ///< key tiles add to dQ in a fixed order
 
@@ -44,6 +44,7 @@ struct EightBitBackwardConfig {
   [[nodiscard]] static constexpr bool owns_keys() { return true; }
   [[nodiscard]] static constexpr bool halves_queries() { return false; }
   [[nodiscard]] static constexpr int key_units() { return 1; }
+  [[nodiscard]] static constexpr int key_stages() { return 1; }
   [[nodiscard]] constexpr int tile_keys() const { return tiling.block_n; }
   [[nodiscard]] static constexpr int dq_pieces() { return consumers; }
   [[nodiscard]] constexpr int dq_columns() const { return tiling.dq_columns(dq_pieces()); }

@@ -7,7 +7,7 @@
 namespace tandem {
 
 struct Sm80BackwardSchedule {
-  static constexpr bool pingpong = false, staggered = false;
+  static constexpr bool pingpong = false, staggered = false, overlaps_tiles = false;
   bool deterministic = false;  ///< key tiles add to dQ in a fixed order
 
   constexpr bool operator==(const Sm80BackwardSchedule&) const = default;
@@ -47,6 +47,7 @@ struct Sm80BackwardConfig {
   /// Units of 64 keys of which each warp has 16.
   [[nodiscard]] constexpr int key_units() const { return halves_queries() ? tiling.block_n / 64 : 1; }
   [[nodiscard]] constexpr int tile_keys() const { return tiling.block_n; }
+  [[nodiscard]] static constexpr int key_stages() { return 1; }
   [[nodiscard]] static constexpr int dq_pieces() { return consumers; }
   [[nodiscard]] constexpr int dq_columns() const { return tiling.dq_columns(dq_pieces()); }
   [[nodiscard]] constexpr int dq_values() const { return 64 * dq_columns(); }

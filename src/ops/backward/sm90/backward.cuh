@@ -21,6 +21,7 @@
 #include "ops/backward/config.hpp"
 #include "ops/backward/sm90/backward_clear.cuh"
 #include "ops/backward/sm90/backward_consumer.cuh"
+#include "ops/backward/sm90/backward_overlap.cuh"
 #include "ops/backward/sm90/backward_wide.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/registers.cuh"
@@ -31,8 +32,8 @@ namespace tandem {
 // ---- Consumer ----
 
 template <BackwardConfig C>
-struct NarrowBackwardConsumer : BackwardConsumer<C> {
-  using Base = BackwardConsumer<C>;
+struct NarrowBackwardConsumer : OverlapConsumer<C> {
+  using Base = OverlapConsumer<C>;
   using Base::Base;
   using Base::dout_at;
   using Base::group;
@@ -46,6 +47,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
   using Base::threads;
   using Base::warpgroup;
 
+  static constexpr bool overlaps = C.schedule.overlaps_tiles;
   /// All blocks go with the mask: for two such steps ptxas has too few registers, and serialises the
   /// products.
   static constexpr bool one_step = C.functions.captured_gradients;
@@ -111,15 +113,20 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     score_at.advance();
   }
 
+  /// What a query block follows in ping-pong: nothing, or the last block of the tile before, or one of its
+  /// own tile.
+  enum class Follows { nothing, tile, block };
+
   /// As step, with ping-pong. When this warpgroup has the tensor cores, it issues dQ, dV and dK of the
   /// previous query block and the scores of block m, one after the other. The arithmetic of block m then runs
   /// under the other warpgroup's products. dS of this warpgroup is in shared memory when it has the tensor
   /// cores next, dS of the other one when that has them again: so the first warpgroup computes dQ of the
-  /// block before the previous one, the second that of the previous one.
-  template <bool masked, bool first>
+  /// block before the previous one, the second that of the previous one. `last`: it is the tile's last block.
+  template <bool masked, Follows follows>
   TANDEM_DEVICE void step_pingpong(const BackwardTile& t, int m, u32 (&p_packed)[scores / 2],
                                    u32 (&ds_packed)[scores / 2], float (&dk)[C.tiling.head_dim_qk / 2],
-                                   float (&dv)[C.tiling.head_dim_v / 2]) {
+                                   float (&dv)[C.tiling.head_dim_v / 2], bool last = false) {
+    constexpr bool first = follows == Follows::nothing;
     float s[scores];
     float dp[scores];
     auto q_to = q_at;
@@ -129,7 +136,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
       dout_to.advance();
     }
     shared.q_ring.wait(q_to);
-    this->clear_unseeing_queries(t, m, q_to, dout_to);
+    this->anew_if_overlapping().clear_unseeing_queries(t, m, q_to, dout_to);
     pingpong_wait();
     ptx::wgmma_fence();
     if constexpr (!first) {
@@ -139,10 +146,11 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
       ptx::wgmma_wait<1>();
       ptx::pin_registers(dq);
       ptx::wgmma_fence();
+      auto&& storing = this->anew_if_overlapping();
       this->template issue_gradient<C.tiling.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage], [&](int i) {
         constexpr int steps = C.tiling.block_m / 16;
         if (i == 0) this->dq_buffer().await();
-        this->dq_buffer().store(dq, 0, i * Base::dq_vectors / steps, (i + 1) * Base::dq_vectors / steps);
+        storing.dq_buffer().store(dq, 0, i * Base::dq_vectors / steps, (i + 1) * Base::dq_vectors / steps);
       });
       ptx::wgmma_wait<0>();
       ptx::pin_registers(dv);
@@ -151,6 +159,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     }
     this->template issue_scores<C.tiling.head_dim_qk>(s, this->k(), shared.q[q_to.stage]);
     shared.dout_ring.wait(dout_to);
+    if constexpr (overlaps && follows != Follows::block) shared.v_ring.wait(this->v_position());
     this->template issue_scores<C.tiling.head_dim_v>(dp, this->v(), shared.dout[dout_to.stage]);
     pingpong_pass();
     if constexpr (!first) {
@@ -158,23 +167,27 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
       this->release_dout();
       this->release_q();
     }
+    if constexpr (overlaps && follows == Follows::tile) this->anew().store_tile(this->k_at.stage ^ 1, dk, dv);
+    if constexpr (overlaps && !first) this->count_dq();
     ptx::wgmma_wait<1>();
     ptx::pin_registers(s);
     u32 p_sloped[slopes];
-    this->template probabilities<masked>(t, m, s, p_packed, p_sloped);
+    auto&& arithmetic = this->anew_if_overlapping();
+    arithmetic.template probabilities<masked>(t, m, s, p_packed, p_sloped);
     ptx::wgmma_wait<0>();
     ptx::pin_registers(dp);
+    if constexpr (overlaps) this->release_v(last);
     if constexpr (C.keeps_p()) {
-      this->score_gradients(ds_packed, p_packed, s, dp);
+      arithmetic.score_gradients(ds_packed, p_packed, s, dp);
     } else {
-      this->score_gradients(ds_packed, p_packed, p_sloped, dp);
+      arithmetic.score_gradients(ds_packed, p_packed, p_sloped, dp);
     }
-    this->store_scores(shared.scores[score_at.stage], ds_packed);
+    arithmetic.store_scores(shared.scores[score_at.stage], ds_packed);
     ptx::fence_async_shared();
     score_at.advance();
   }
 
-  /// dV and dK of the last block, and the dQ that is left. Takes the tensor cores twice.
+  /// dV and dK of the last block, and the dQ that is left. Waits for the tensor cores twice.
   TANDEM_DEVICE void finish_pingpong(const u32 (&p_packed)[scores / 2], const u32 (&ds_packed)[scores / 2],
                                      float (&dk)[C.tiling.head_dim_qk / 2],
                                      float (&dv)[C.tiling.head_dim_v / 2]) {
@@ -193,6 +206,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     ptx::pin_registers(dq);
     this->release_dout();
     this->release_q();
+    if constexpr (overlaps) this->count_dq();
     this->store_dq(dq);
     pingpong_wait();
     if (warpgroup == 0) {
@@ -231,26 +245,64 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     if constexpr (C.functions.block_lists) {  // the lists of some heads may be empty
       while (this->visits(t).end() == 0) this->begin_head(t, ++g);
     }
-    const int begun = g;
-    step_pingpong<true, true>(t, this->begin_visit(t, this->visits(t).first()), p_packed, ds_packed, dk, dv);
-    for (; g < group; ++g) {
+    step_pingpong<true, Follows::nothing>(t, this->begin_visit(t, this->visits(t).first()), p_packed,
+                                          ds_packed, dk, dv);
+    other_blocks(t, g, p_packed, ds_packed, dk, dv);
+    finish_pingpong(p_packed, ds_packed, dk, dv);
+  }
+  /// All but the first, which is of head `begun` of the group.
+  TANDEM_DEVICE void other_blocks(const BackwardTile& t, int begun, u32 (&p_packed)[scores / 2],
+                                  u32 (&ds_packed)[scores / 2], float (&dk)[C.tiling.head_dim_qk / 2],
+                                  float (&dv)[C.tiling.head_dim_v / 2]) {
+    for (int g = begun; g < group; ++g) {
       this->begin_head(t, g);
       const int end = this->visits(t).end();
       for (int i = this->visits(t).first() + (g == begun ? 1 : 0); i < end; ++i) {
         const int m = this->begin_visit(t, i);
+        const bool last = overlaps && g == group - 1 && i == end - 1;
         if (this->needs_mask(t, m)) {
-          step_pingpong<true, false>(t, m, p_packed, ds_packed, dk, dv);
+          step_pingpong<true, Follows::block>(t, m, p_packed, ds_packed, dk, dv, last);
         } else {
-          step_pingpong<false, false>(t, m, p_packed, ds_packed, dk, dv);
+          step_pingpong<false, Follows::block>(t, m, p_packed, ds_packed, dk, dv, last);
         }
       }
     }
-    finish_pingpong(p_packed, ds_packed, dk, dv);
+  }
+
+  /// All tiles, whose ping-pong goes on from tile to tile.
+  TANDEM_DEVICE void run_overlapping() {
+    float dk[C.tiling.head_dim_qk / 2];
+    float dv[C.tiling.head_dim_v / 2];
+    u32 p_packed[scores / 2];
+    u32 ds_packed[scores / 2];
+    BackwardTile t;
+    bool follows_tile = false;
+    this->k_at = Base::before_first;
+    bool more = this->next_tile(t);
+    while (more) {
+      this->k_at.advance();
+      this->anew().begin_keys_of_warp(t);
+      const bool goes_on = overlaps_next<C>(t, group);
+      if (follows_tile) {
+        this->late = 2 - warpgroup;
+        step_pingpong<true, Follows::tile>(t, t.blocks.first, p_packed, ds_packed, dk, dv, !goes_on);
+      } else {
+        tile::set_zero(dk);
+        tile::set_zero(dv);
+        step_pingpong<true, Follows::nothing>(t, t.blocks.first, p_packed, ds_packed, dk, dv, !goes_on);
+      }
+      other_blocks(t, 0, p_packed, ds_packed, dk, dv);
+      if (goes_on) more = this->next_tile(t);
+      follows_tile = goes_on && more;
+      if (follows_tile) continue;
+      finish_pingpong(p_packed, ds_packed, dk, dv);
+      this->anew().store_tile(this->k_at.stage, dk, dv);
+      this->release_k(this->k_at.stage);
+      if (!goes_on) more = this->next_tile(t);
+    }
   }
 
   TANDEM_DEVICE void run() {
-    BackwardTiles<C> tiles(p);
-    BackwardTile t;
     if constexpr (C.schedule.pingpong) {
       // The first dQ of the first warpgroup belongs to no block and is dropped. Its dS must still be
       // initialised.
@@ -258,6 +310,17 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
       this->join();
       if (warpgroup == 1) pingpong_pass();
     }
+    if constexpr (overlaps) {
+      run_overlapping();
+    } else {
+      run_singly();
+    }
+    this->dq_buffer().await();  // the dQ writer's last arrival
+  }
+  /// All tiles, one after the other.
+  TANDEM_DEVICE void run_singly() {
+    BackwardTiles<C> tiles(p);
+    BackwardTile t;
     while (tiles.next(t)) {
       float dk[C.tiling.head_dim_qk / 2];
       float dv[C.tiling.head_dim_v / 2];
@@ -271,7 +334,6 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
       this->store_keys(t, dk);
       this->store_values(t, dv);
     }
-    this->dq_buffer().await();  // the dQ writer's last arrival
   }
 };
 
@@ -299,6 +361,8 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__
       BackwardLoader<C>(p, shared).run();
     } else if (warp <= C.consumers) {
       DqWriter<C, BackwardShared<C>>{p, shared, warp - 1}.run();
+    } else if constexpr (C.schedule.overlaps_tiles) {
+      store_unseen_keys<C>(p, shared);
     }
   } else {
     ptx::claim_registers<C.registers().consumer>();

@@ -11,8 +11,16 @@
 
 namespace tandem {
 
+/// Where tiles overlap: how many of a warpgroup's next dQ are of the tile before the one whose scores it has.
+template <bool overlaps>
+struct LateDq {
+  int late = 0;
+};
+template <>
+struct LateDq<false> {};
+
 template <BackwardConfig C>
-struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>> {
+struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>>, LateDq<C.schedule.overlaps_tiles> {
   using Base = tile::BackwardScores<C, BackwardShared<C>>;
   using Shared = BackwardShared<C>;
   using QPosition = typename Base::QPosition;
@@ -112,18 +120,26 @@ struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>> {
   }
   /// Issues dQ = dS K for this CTA's keys.
   TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds) {
-    issue_dq<false>(dq, ds, k(), k_column_of_rank());
+    if constexpr (C.schedule.overlaps_tiles) {
+      issue_dq<false>(dq, ds, shared.k[this->late > 0 ? k_at.stage ^ 1 : k_at.stage], k_column_of_rank());
+    } else {
+      issue_dq<false>(dq, ds, k(), k_column_of_rank());
+    }
   }
 
   /// Writes this warpgroup's slice of a transposed score tile: four 8 x 8 matrices at a time.
   TANDEM_DEVICE void store_scores(typename Shared::ScoreTile& target, const u32 (&packed)[scores / 2]) {
+    // Where tiles overlap, there are no registers to keep addresses from tile to tile.
     const int lane = thread % warp_size;
-    const int row = key_at() + thread / warp_size * 16 + lane % 16;
+    const int row = key_at() + thread / warp_size * 16;
+    const int lane_row = lane % 16;
     const int col = lane / 16 * 8;
 #pragma unroll
     for (int j = 0; j < C.tiling.block_m / 16; ++j) {
-      ptx::stmatrix_x4(target.address(row, col + 16 * j), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
-                       packed[4 * j + 3]);
+      char* const at = C.schedule.overlaps_tiles
+                           ? target.address(row, 16 * j, static_cast<u32>(lane_row), static_cast<u32>(col))
+                           : target.address(row + lane_row, col + 16 * j);
+      ptx::stmatrix_x4(at, packed[4 * j], packed[4 * j + 1], packed[4 * j + 2], packed[4 * j + 3]);
     }
   }
 
@@ -169,12 +185,17 @@ struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>> {
                                             DoutPosition dout_to);
   TANDEM_DEVICE void clear_blind_queries(QPosition q_to, DoutPosition dout_to);
 
+  /// The lane that releases for its warp.
+  TANDEM_DEVICE bool releases() const {
+    const int lane = C.schedule.overlaps_tiles ? static_cast<int>(ptx::lane_index_anew()) : thread;
+    return lane % warp_size == 0;
+  }
   TANDEM_DEVICE void release_q() {
-    if (thread % warp_size == 0) shared.q_ring.release(q_at);
+    if (releases()) shared.q_ring.release(q_at);
     q_at.advance();
   }
   TANDEM_DEVICE void release_dout() {
-    if (thread % warp_size == 0) shared.dout_ring.release(dout_at);
+    if (releases()) shared.dout_ring.release(dout_at);
     dout_at.advance();
   }
 
