@@ -185,7 +185,6 @@ TEST_P(ShippedBackward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedBackward, ShippedSet::groups_of(shipped_backward_configs().size()));
 
-<<<<<<< HEAD
 class ShippedEightBitBackward : public ShippedSet {};
 TEST_P(ShippedEightBitBackward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
   each(shipped_eight_bit_backward_configs(), [](const EightBitBackwardConfig& config) {
@@ -199,7 +198,7 @@ TEST_P(ShippedEightBitBackward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedEightBitBackward,
                          ShippedSet::groups_of(shipped_eight_bit_backward_configs().size()));
-=======
+
 // Tuning tries them; the plan does not.
 TEST(BackwardTilesThatOverlap, HaveTheLocalMemoryOfThePlanAndProductsThatOverlap) {
   if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
@@ -213,7 +212,6 @@ TEST(BackwardTilesThatOverlap, HaveTheLocalMemoryOfThePlanAndProductsThatOverlap
     expect_fast(kernels::backward.name(config), backward_local_bytes_allowed(config));
   }
 }
->>>>>>> d3309c69 (backward: go on in ping-pong from tile to tile)
 
 class ShippedQuantiser : public ShippedSet {};
 TEST_P(ShippedQuantiser, HasTheLocalMemoryOfThePlan) {
