@@ -129,9 +129,10 @@ Queries load_queries(const harness::Call& call, const Problem& p, std::int64_t b
     const auto lse = static_cast<float>(call.lse.get(at));
     const auto most = static_cast<float>(call.max_logits.get(at));
     const bool sees = most != -std::numeric_limits<float>::infinity();
-    const float exponent = std::clamp(std::nearbyint((most - lse) * 0x1.715476p-1F), -32.0F, 32.0F);
-    const bool bad = !is_finite(h.q.raw[i]) || !is_finite(h.dout.raw[i]) || std::isnan(exponent);
-    h.root.push_back(!sees ? 0.0 : bad ? 1.0 : std::exp2(static_cast<double>(exponent)));
+    const float x = std::clamp(most - lse, -44.0F, 44.0F);
+    const bool bad = !is_finite(h.q.raw[i]) || !is_finite(h.dout.raw[i]) || std::isnan(x);
+    const double power = std::nearbyint(x * 0x1.715476p-1F);
+    h.root.push_back(!sees ? 0.0 : bad ? 1.0 : std::exp(static_cast<double>(x)) * std::exp2(-power));
     h.lse.push_back(bad ? nan_value
                         : static_cast<double>(lse) - static_cast<double>(p.scale) * dot(h.q.raw[i], mean));
     h.dlse.push_back(sees && call.dlse.given() ? call.dlse.get(at) : 0.0);

@@ -59,22 +59,25 @@ TANDEM_DEVICE void clear(Row<head_dim>& values) {
 /// What a row's roundings depend on beside its values.
 struct QueryTerms {
   float lse;
-  int exponent;  ///< that of r, the root of the row's largest P to a power of two
-  float root;    ///< r; 0 where the row sees nothing
-  bool number;   ///< neither the LSE nor the largest logit is a NaN
+  float exponent;  ///< that of r, the row's largest P over a power of two near its root
+  float root;      ///< r; 0 where the row sees nothing
+  bool number;     ///< neither the LSE nor the largest logit is a NaN
 };
 TANDEM_DEVICE QueryTerms query_terms(const EightBitBackwardParams& p, const WorkItem& item, i64 row,
                                      bool used) {
-  QueryTerms terms{0.0F, 0, 0.0F, true};
+  QueryTerms terms{0.0F, 0.0F, 0.0F, true};
   if (!used) return terms;
   terms.lse = ptx::load_global(p.lse + quantizer::offset_of(p.lse_stride, item, row));
   const float most = ptx::load_global(p.max_logits + quantizer::offset_of(p.max_logits_stride, item, row));
   if (most == -ptx::infinity()) return terms;
-  const float half = ptx::multiply(most - terms.lse, 0.5F * tile::log2_e);
-  terms.number = half == half;
-  if (terms.number)
-    terms.exponent = static_cast<int>(ptx::round(ptx::fmax(-32.0F, -ptx::fmax(-32.0F, -half))));
-  terms.root = tile::power_of_two(terms.exponent);
+  const float x = most - terms.lse;
+  terms.number = x == x;
+  if (terms.number) {
+    const float bounded = ptx::fmax(-44.0F, -ptx::fmax(-44.0F, -x));
+    const float power = ptx::round(ptx::multiply(bounded, 0.5F * tile::log2_e));
+    terms.exponent = ptx::fma(bounded, tile::log2_e, -power);
+  }
+  terms.root = ptx::exp2(terms.exponent);
   return terms;
 }
 /// The magnitude of the gradient of a row's LSE, as far as it counts.

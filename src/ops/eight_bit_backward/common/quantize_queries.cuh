@@ -124,7 +124,7 @@ TANDEM_DEVICE void store_terms(const EightBitBackwardParams& p, const QueryRow& 
   const QueryTerms& terms = r.terms;
   const bool number = terms.number && !dout.bad && !q.bad;
   const i64 at = r.blocks.number * 64 + r.row;
-  const float lse = ptx::fma(terms.lse - q.shift, tile::log2_e, static_cast<float>(terms.exponent - 8));
+  const float lse = ptx::fma(terms.lse - q.shift, tile::log2_e, terms.exponent - 8.0F);
   ptx::store_global(p.lse_log2 + at, terms.root == 0.0F ? ptx::infinity() : number ? lse : ptx::quiet_nan());
   const bool has_delta = number && terms.root > 0.0F && dout.ds_scale > 0.0F;
   ptx::store_global(p.delta + at, has_delta ? dp_factor * dout.delta / dout.ds_scale : 0.0F);
