@@ -154,8 +154,9 @@ TEST(Overlap, NoGradientMayShareOneElementWithAnything) {
 /// As many captured tensors as a call can have: 16 of a score function, which adds them up by key, and 16 of
 /// a mask function.
 struct ManyCaptured {
-  std::vector<float> of_score = std::vector<float>(Function::max_captured * 7, 0.0F), of_mask = of_score;
-  std::vector<float> gradients = of_score;
+  static constexpr std::size_t values = Function::max_captured * 7;
+  std::vector<float> of_score = std::vector<float>(values, 0.0F), gradients = of_score;
+  std::vector<float> of_mask = std::vector<float>(values + 64, 0.0F);  ///< and room behind the last
   std::vector<Tensor> gradient_views;
   Function score = make(of_score, Function::Kind::score);
   Function mask = make(of_mask, Function::Kind::mask);
@@ -184,7 +185,7 @@ TEST(Overlap, AsManyCapturedTensorsAsThereCanBe) {
   f.score_function = &many.score;
   f.mask_function = &many.mask;
   EXPECT_NO_THROW(forward(f));
-  f.lse.data = many.of_mask.data() + many.of_mask.size() - 1;
+  f.lse.data = many.of_mask.data() + ManyCaptured::values - 1;
   EXPECT_EQ(error_of(f), "lse shares memory with t15; an output needs memory of its own");
 
   BackwardArgs b = dense_backward();
@@ -192,7 +193,7 @@ TEST(Overlap, AsManyCapturedTensorsAsThereCanBe) {
   b.mask_function = &many.mask;
   b.captured_gradients = many.gradient_views;
   EXPECT_NO_THROW(backward(b));
-  b.dsink.data = many.of_mask.data() + many.of_mask.size() - 1;
+  b.dsink.data = many.of_mask.data() + ManyCaptured::values - 1;
   EXPECT_EQ(error_of(b), "dsink shares memory with t15; an output needs memory of its own");
 }
 
