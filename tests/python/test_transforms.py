@@ -22,7 +22,7 @@ def by_operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: An
     sink = options.pop("sink", None)
     metadata = tuple(options.pop(name, None) for name in _call.METADATA)
     flat = _operators.flat(_call.Call(**options, metadata=metadata))
-    return torch.ops.tandem.attention(q, k, v, sink, *flat, None)
+    return torch.ops.tandem.attention(q, k, v, sink, *flat, None)[:2]
 
 
 def by_function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
