@@ -50,8 +50,9 @@ struct Counters {
   unsigned int* dq_semaphores;
 };
 std::int64_t counters_bytes(const Problem& p, const EightBitBackwardConfig& c) {
-  const std::int64_t semaphores =
-      c.schedule.deterministic ? backward_rows_count(p, c.tiling.block_m) * c.dq_pieces() : 0;
+  const std::int64_t semaphores = c.schedule.deterministic ? backward_rows_count(p, c.tiling.block_m) *
+                                                                 EightBitBackwardConfig::dq_pieces()
+                                                           : 0;
   return 4 * (5 * heads_of_batch(p) + (p.batch + 2) * p.heads_kv + semaphores);
 }
 Counters counters_at(const Problem& p, unsigned int* first) {
