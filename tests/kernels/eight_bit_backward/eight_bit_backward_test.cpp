@@ -8,8 +8,8 @@
 
 #include "cpu/cpu.hpp"
 #include "eight_bit_backward/emulated_eight_bit_backward.hpp"
-#include "eight_bit_backward/recipe.hpp"
 #include "harness/changes.hpp"
+#include "harness/gradient_recipe.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem::kernel_tests {
@@ -42,7 +42,8 @@ void expect_gradients_by_recipe(const EmulatedEightBitBackward& kernels, Call& c
   call.ask_for_max_logits();
   call.prepare(Pass::forward);
   forward(call.forward_args(), {.threads = 2});
-  const RecipeGradients expected = gradients_by_recipe(call);
+  const harness::GradientsExpected expected =
+      harness::expect_gradients_in_8_bits(call, harness::Accumulators::tensor_cores);
   call.prepare(Pass::backward);
   try {
     run_eight_bit_backward(kernels, call, run);
@@ -50,9 +51,10 @@ void expect_gradients_by_recipe(const EmulatedEightBitBackward& kernels, Call& c
     ADD_FAILURE() << fault.what();
     return;
   }
-  expect_near("dq", call.dq, expected.dq);
-  expect_near("dk", call.dk, expected.dk);
-  expect_near("dv", call.dv, expected.dv);
+  EXPECT_TRUE(follows_recipe(call, expected));
+  expect_near("dq", call.dq, expected.dq.values);
+  expect_near("dk", call.dk, expected.dk.values);
+  expect_near("dv", call.dv, expected.dv.values);
   for (const harness::Box* box : call.outputs(Pass::backward)) {
     EXPECT_TRUE(!box->given() || box->changed_outside().empty());
   }
