@@ -21,6 +21,15 @@ enum BackwardBarrier : int {
 };
 constexpr int dq_threads = warpgroup_size + warp_size;
 
+/// Waits until the other of two warpgroups has issued its products.
+TANDEM_DEVICE void pingpong_wait(int warpgroup) {
+  ptx::named_barrier_sync(barrier_pingpong + warpgroup, 2 * warpgroup_size);
+}
+/// Lets the other of two warpgroups issue its products.
+TANDEM_DEVICE void pingpong_pass(int warpgroup) {
+  ptx::named_barrier_arrive(barrier_pingpong + (warpgroup ^ 1), 2 * warpgroup_size);
+}
+
 /// A consumer warpgroup's side. Each thread stores its registers in their order, 16 bytes at a time,
 /// contiguous over the warp: only the conversion must know which elements they are.
 template <auto C>

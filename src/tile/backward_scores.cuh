@@ -92,6 +92,13 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>, C.functio
   TANDEM_DEVICE int dq_row_group() const { return warpgroup % C.tiling.row_groups(); }
   TANDEM_DEVICE int dq_column_at() const { return warpgroup / C.tiling.row_groups() * C.dq_columns(); }
 
+  /// The queries that see a key, counted from `query`: from `first` on, and before `end` where a window says
+  /// so. Queries past the end have an LSE of +inf.
+  TANDEM_DEVICE void find_queries(const BackwardTile& t, int key, int query, int& first, int& end) const {
+    first = key < t.visible.seqlen_k ? t.visible.first_query(key) - query : C.tiling.block_m;
+    end = C.mask.local ? t.visible.end_query(key) - query : C.tiling.block_m;
+  }
+
   /// Computes P^T of query block m from S^T, packed as the product for dV reads it. With a softcap or a
   /// score function `sloped` is P^T times the slope. Where P is kept in f32, it takes S's place and is packed
   /// later: there are not enough registers for both beside dP, dK and dV. What the mask hides is set to 0
@@ -102,15 +109,13 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>, C.functio
     const float* lse = from_first_query<const float*>(shared.lse_log2[lse_stage()]);
     const int query = from_first_query(m * C.tiling.block_m);
     float scale[2];
-    int first[2];  // the queries that see this thread's two keys; queries past the end have an LSE of +inf
+    int first[2];
     int end[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = key_at() + position.row(h);
       scale[h] = hides ? ptx::load_shared(shared.key_scale_log2 + row) : scale_log2;
-      const int key = t.first_key + row;
-      first[h] = key < t.visible.seqlen_k ? t.visible.first_query(key) - query : C.tiling.block_m;
-      end[h] = C.mask.local ? t.visible.end_query(key) - query : C.tiling.block_m;
+      find_queries(t, t.first_key + row, query, first[h], end[h]);
     }
 #pragma unroll
     for (int j = 0; j < scores / 4; ++j) {

@@ -52,11 +52,6 @@ struct NarrowBackwardConsumer : OverlapConsumer<C> {
   /// products.
   static constexpr bool one_step = C.functions.captured_gradients;
 
-  TANDEM_DEVICE void pingpong_wait() { ptx::named_barrier_sync(barrier_pingpong + warpgroup, threads); }
-  TANDEM_DEVICE void pingpong_pass() {
-    ptx::named_barrier_arrive(barrier_pingpong + (warpgroup ^ 1), threads);
-  }
-
   /// Query block m: products and arithmetic in sequence.
   template <bool masked>
   TANDEM_DEVICE void step(const BackwardTile& t, int m, float (&dk)[C.tiling.head_dim_qk / 2],
@@ -137,7 +132,7 @@ struct NarrowBackwardConsumer : OverlapConsumer<C> {
     }
     shared.q_ring.wait(q_to);
     this->anew_if_overlapping().clear_unseeing_queries(t, m, q_to, dout_to);
-    pingpong_wait();
+    pingpong_wait(warpgroup);
     ptx::wgmma_fence();
     if constexpr (!first) {
       float dq[C.dq_columns() / 2];
@@ -161,7 +156,7 @@ struct NarrowBackwardConsumer : OverlapConsumer<C> {
     shared.dout_ring.wait(dout_to);
     if constexpr (overlaps && follows != Follows::block) shared.v_ring.wait(this->v_position());
     this->template issue_scores<C.tiling.head_dim_v>(dp, this->v(), shared.dout[dout_to.stage]);
-    pingpong_pass();
+    pingpong_pass(warpgroup);
     if constexpr (!first) {
       this->dq_buffer().hand_over();
       this->release_dout();
@@ -192,7 +187,7 @@ struct NarrowBackwardConsumer : OverlapConsumer<C> {
                                      float (&dk)[C.tiling.head_dim_qk / 2],
                                      float (&dv)[C.tiling.head_dim_v / 2]) {
     float dq[C.dq_columns() / 2];
-    pingpong_wait();
+    pingpong_wait(warpgroup);
     ptx::wgmma_fence();
     this->template issue_gradient<C.tiling.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage]);
     this->template issue_gradient<C.tiling.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
@@ -201,14 +196,14 @@ struct NarrowBackwardConsumer : OverlapConsumer<C> {
     ptx::pin_registers(dk);
     ptx::wgmma_fence();
     this->issue_dq(dq, shared.scores[score_at.stage ^ warpgroup]);
-    pingpong_pass();
+    pingpong_pass(warpgroup);
     ptx::wgmma_wait<0>();
     ptx::pin_registers(dq);
     this->release_dout();
     this->release_q();
     if constexpr (overlaps) this->count_dq();
     this->store_dq(dq);
-    pingpong_wait();
+    pingpong_wait(warpgroup);
     if (warpgroup == 0) {
       ptx::wgmma_fence();
       this->issue_dq(dq, shared.scores[score_at.stage ^ 1]);
@@ -216,7 +211,7 @@ struct NarrowBackwardConsumer : OverlapConsumer<C> {
       ptx::pin_registers(dq);
       this->store_dq(dq);
     }
-    pingpong_pass();
+    pingpong_pass(warpgroup);
   }
 
   /// All query blocks of all heads of the group. Blocks on the mask's edges need a mask, and so do all blocks
@@ -308,7 +303,7 @@ struct NarrowBackwardConsumer : OverlapConsumer<C> {
       // initialised.
       shared.scores[1].zero_rows(0, warpgroup * warpgroup_size + thread, threads);
       this->join();
-      if (warpgroup == 1) pingpong_pass();
+      if (warpgroup == 1) pingpong_pass(warpgroup);
     }
     if constexpr (overlaps) {
       run_overlapping();

@@ -32,11 +32,6 @@ struct EightBitBackwardSteps : EightBitBackwardConsumer<C> {
   static constexpr int dim_qk = C.tiling.head_dim_qk;
   static constexpr int dim_v = C.tiling.head_dim_v;
 
-  TANDEM_DEVICE void pingpong_wait() { ptx::named_barrier_sync(barrier_pingpong + warpgroup, threads); }
-  TANDEM_DEVICE void pingpong_pass() {
-    ptx::named_barrier_arrive(barrier_pingpong + (warpgroup ^ 1), threads);
-  }
-
   /// Query block m. When this warpgroup has the tensor cores, it issues dQ of the previous query block (the
   /// first warpgroup: of the one before), the scores of block m, dV and dK of the previous one, and dP of
   /// block m. The arithmetic of block m then runs under the other warpgroup's products. Who writes dS when is
@@ -50,12 +45,12 @@ struct EightBitBackwardSteps : EightBitBackwardConsumer<C> {
     const auto before = q_at;
     if constexpr (!first) q_at.advance();
     shared.ring.wait(q_at);
-    pingpong_wait();
+    pingpong_wait(warpgroup);
     ptx::wgmma_fence();
     if constexpr (first) {
       this->template issue_scores<dim_qk>(s, shared.k, shared.q[q_at.stage]);
       this->template issue_scores<dim_v>(dp, shared.v, shared.dout[q_at.stage]);
-      pingpong_pass();
+      pingpong_pass(warpgroup);
       ptx::wgmma_wait<1>();
       ptx::pin_registers(s);
       this->template probabilities<masked>(t, m, s, p_of);
@@ -72,7 +67,7 @@ struct EightBitBackwardSteps : EightBitBackwardConsumer<C> {
       this->store_dq(dq);
       ptx::wgmma_fence();
       this->template issue_scores<dim_v>(dp, shared.v, shared.dout[q_at.stage]);
-      pingpong_pass();
+      pingpong_pass(warpgroup);
       ptx::wgmma_wait<3>();
       ptx::pin_registers(s);
       this->template probabilities<masked>(t, m, s, p_of);
@@ -95,12 +90,12 @@ struct EightBitBackwardSteps : EightBitBackwardConsumer<C> {
   TANDEM_DEVICE void finish(const u32 (&p_packed)[words], const u32 (&ds_packed)[words],
                             float (&dk)[dim_qk / 2], float (&dv)[dim_v / 2]) {
     float dq[C.dq_columns() / 2];
-    pingpong_wait();
+    pingpong_wait(warpgroup);
     ptx::wgmma_fence();
     this->issue_dq(dq, shared.scores[score_at.stage ^ warpgroup]);
     this->template issue_gradient<dim_v>(dv, p_packed, shared.dout_t[q_at.stage]);
     this->template issue_gradient<dim_qk>(dk, ds_packed, shared.q_t[q_at.stage]);
-    pingpong_pass();
+    pingpong_pass(warpgroup);
     ptx::wgmma_wait<2>();
     ptx::pin_registers(dq);
     this->store_dq(dq);
@@ -109,7 +104,7 @@ struct EightBitBackwardSteps : EightBitBackwardConsumer<C> {
     ptx::pin_registers(dk);
     this->release(q_at);
     q_at.advance();
-    pingpong_wait();
+    pingpong_wait(warpgroup);
     if (warpgroup == 0) {
       ptx::wgmma_fence();
       this->issue_dq(dq, shared.scores[score_at.stage ^ 1]);
@@ -117,7 +112,7 @@ struct EightBitBackwardSteps : EightBitBackwardConsumer<C> {
       ptx::pin_registers(dq);
       this->store_dq(dq);
     }
-    pingpong_pass();
+    pingpong_pass(warpgroup);
   }
 
   /// All query blocks of all heads of the group.
@@ -145,7 +140,7 @@ struct EightBitBackwardSteps : EightBitBackwardConsumer<C> {
     shared.scores[1].zero_rows(0, C.tiling.block_m, warpgroup * warpgroup_size + thread, threads);
     ptx::fence_async_shared();
     ptx::named_barrier_sync(barrier_joined, threads);
-    if (warpgroup == 1) pingpong_pass();
+    if (warpgroup == 1) pingpong_pass(warpgroup);
     ptx::wait_for_previous_grid();
     while (tiles.next(t)) {
       float dk[dim_qk / 2];

@@ -88,14 +88,11 @@ struct EightBitBackwardConsumer : tile::BackwardScores<C, EightBitBackwardShared
     const float* lse = this->template from_first_query<const float*>(shared.lse_log2[q_at.stage]);
     const float factor = ptx::load_shared(&shared.q_scale[q_at.stage].x) * ptx::load_shared(&of_tile().x);
     const int query = this->from_first_query(m * C.tiling.block_m);
-    int first[2];  // the queries that see this thread's two keys
+    int first[2];
     int end[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int key = t.first_key + key_at() + position.row(h);
-      first[h] = key < t.visible.seqlen_k ? t.visible.first_query(key) - query : C.tiling.block_m;
-      end[h] = C.mask.local ? t.visible.end_query(key) - query : C.tiling.block_m;
-    }
+    for (int h = 0; h < 2; ++h)
+      this->find_queries(t, t.first_key + key_at() + position.row(h), query, first[h], end[h]);
 #pragma unroll
     for (int j = 0; j < scores / 4; ++j) {
       const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(lse + 8 * j));
