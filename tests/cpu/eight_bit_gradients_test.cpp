@@ -25,6 +25,16 @@ Case in_8_bits(Case c, bool strict_setting = false) {
   return c;
 }
 
+/// Runs both passes in one thread. The gradients that the recipe has of what forward leaves.
+GradientsExpected differentiate(Call& call) {
+  call.prepare(Pass::forward);
+  forward(call.forward_args(), {.threads = 1});
+  GradientsExpected by_recipe = expect_gradients_in_8_bits(call);
+  call.prepare(Pass::backward);
+  backward(call.backward_args(), {.threads = 1});
+  return by_recipe;
+}
+
 void run_by_recipe(const Case& c) {
   Call call(c);
   on_every_runner(c, [&](Runner& runner) {
@@ -100,11 +110,7 @@ TEST(EightBitGradients, GradientsAreLikeExactOnes) {
       constexpr std::int64_t rows = 300;
       Call call(in_8_bits(with({}, {.heads = 16, .head_dim = 64, .seqlen = rows, .causal = causal}),
                           strict_setting));
-      call.prepare(Pass::forward);
-      forward(call.forward_args(), {.threads = 1});
-      const GradientsExpected by_recipe = expect_gradients_in_8_bits(call);
-      call.prepare(Pass::backward);
-      backward(call.backward_args(), {.threads = 1});
+      const GradientsExpected by_recipe = differentiate(call);
       const reference::Backward expected = reference::backward(call.problem());
       for (const auto& [name, box, exact, of_recipe] :
            {std::tuple{"dq", &call.dq, &expected.dq, &by_recipe.dq},
@@ -140,11 +146,7 @@ TEST(EightBitGradients, RowsOfEqualLogitsLoseNothing) {
   for (const std::int64_t keys : {300, 384, 470}) {
     Call call(
         in_8_bits(with({}, {.heads = 16, .head_dim = 64, .seqlen_q = 300, .seqlen_k = keys, .scale = 0.0F})));
-    call.prepare(Pass::forward);
-    forward(call.forward_args(), {.threads = 1});
-    const GradientsExpected by_recipe = expect_gradients_in_8_bits(call);
-    call.prepare(Pass::backward);
-    backward(call.backward_args(), {.threads = 1});
+    const GradientsExpected by_recipe = differentiate(call);
     EXPECT_TRUE(follows_recipe(call, by_recipe));
     EXPECT_NEAR(likeness(call.dv, by_recipe.dv.unrounded, keys).gain, 1.0, 1e-3) << keys << " keys";
   }
@@ -152,11 +154,7 @@ TEST(EightBitGradients, RowsOfEqualLogitsLoseNothing) {
 
 /// Cosines of dq, dk and dv with exact ones; 1 of gradients that are all 0.
 std::vector<double> cosines(Call& call) {
-  call.prepare(Pass::forward);
-  forward(call.forward_args(), {.threads = 1});
-  const GradientsExpected by_recipe = expect_gradients_in_8_bits(call);
-  call.prepare(Pass::backward);
-  backward(call.backward_args(), {.threads = 1});
+  const GradientsExpected by_recipe = differentiate(call);
   EXPECT_TRUE(follows_recipe(call, by_recipe));
   const reference::Backward exact = reference::backward(call.problem());
   std::vector<double> found;
@@ -233,11 +231,7 @@ TEST(EightBitGradients, NanStaysWithThosePairsThatHaveIt) {
       constexpr std::int64_t row = 150;
       Call call(in_8_bits(with({}, {.head_dim = 64, .seqlen = 300, .causal = true}), strict_setting));
       (call.*with_nan).set(row * 64 + 5, std::numeric_limits<double>::quiet_NaN());
-      call.prepare(Pass::forward);
-      forward(call.forward_args(), {.threads = 1});
-      const GradientsExpected expected = expect_gradients_in_8_bits(call);
-      call.prepare(Pass::backward);
-      backward(call.backward_args(), {.threads = 1});
+      const GradientsExpected expected = differentiate(call);
       EXPECT_TRUE(follows_recipe(call, expected));
       const bool of_key = with_nan == &Call::k;
       EXPECT_TRUE(std::isnan(call.dq.get(row * 64)));

@@ -22,6 +22,16 @@ emulator::Buffer buffer_of(const harness::Box& box, bool writable) {
 
 }  // namespace
 
+void choose_lengths(harness::Case& c, bool varlen, harness::Random& random) {
+  if (!varlen) {
+    c.packed_q = c.packed_k = false;
+    c.used_q.clear();
+    c.used_k.clear();
+  } else if (!c.packed_q && !c.packed_k && c.used_q.empty() && c.used_k.empty()) {
+    for (std::int64_t b = 0; b < c.batch; ++b) c.used_k.push_back(random.between(0, c.seqlen_k));
+  }
+}
+
 void add_buffers(emulator::Options& options, const std::vector<harness::Box*>& boxes, bool writable) {
   for (const harness::Box* box : boxes) {
     if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, writable));

@@ -13,6 +13,7 @@
 #include "api/make_problem.hpp"
 #include "config/fields.hpp"
 #include "harness/box.hpp"
+#include "harness/call.hpp"
 #include "launch.hpp"
 #include "problem/problem.hpp"
 
@@ -27,6 +28,10 @@ Problem problem_of(Args args) {
   p.mask_function = mask;
   return p;
 }
+
+/// Makes the case's sequences of one length each, or, for kernels of the mask `varlen`, of lengths of their
+/// own.
+void choose_lengths(harness::Case& c, bool varlen, harness::Random& random);
 
 /// Lets kernels at the elements of boxes, as far as there are any, and at what lies between them; not at the
 /// guards around.

@@ -165,13 +165,7 @@ harness::Case random_eight_bit_case(std::uint64_t seed, const EightBitConfig& co
   c.seqlen_q = random.between(1, 200);
   c.seqlen_k = random.between(0, 400);
   const auto batch = static_cast<std::size_t>(c.batch);
-  if (!config.mask.varlen) {
-    c.packed_q = c.packed_k = false;
-    c.used_q.clear();
-    c.used_k.clear();
-  } else if (!c.packed_q && !c.packed_k && c.used_q.empty() && c.used_k.empty()) {
-    for (std::size_t b = 0; b < batch; ++b) c.used_k.push_back(random.between(0, c.seqlen_k));
-  }
+  choose_lengths(c, config.mask.varlen, random);
   for (std::vector<std::int64_t>* lengths : {&c.lengths_q, &c.lengths_k, &c.used_q, &c.used_k}) {
     if (lengths->size() > batch) lengths->resize(batch);
     for (std::int64_t& length : *lengths) length = std::min<std::int64_t>(length, 300);

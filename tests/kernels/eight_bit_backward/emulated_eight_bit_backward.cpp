@@ -103,13 +103,7 @@ Case random_eight_bit_backward_case(std::uint64_t seed, const EmulatedEightBitBa
   c.f32_gradients = f32_gradients_of(config);
   c.seqlen_q = std::max<std::int64_t>(c.seqlen_q, 1);
   const auto batch = static_cast<std::size_t>(c.batch);
-  if (!config.mask.varlen) {
-    c.packed_q = c.packed_k = false;
-    c.used_q.clear();
-    c.used_k.clear();
-  } else if (!c.packed_q && !c.packed_k && c.used_q.empty() && c.used_k.empty()) {
-    for (std::size_t b = 0; b < batch; ++b) c.used_k.push_back(random.between(0, c.seqlen_k));
-  }
+  choose_lengths(c, config.mask.varlen, random);
   for (std::vector<std::int64_t>* lengths : {&c.lengths_q, &c.lengths_k, &c.used_q, &c.used_k}) {
     if (lengths->size() > batch) lengths->resize(batch);
   }
