@@ -256,6 +256,13 @@ Inputs inputs_of(Arguments differentiable, Arguments metadata) {
   return inputs;
 }
 
+/// The options among the arguments, and PyTorch's wish for determinism as the operator runs.
+std::optional<Options> options_of(Arguments arguments) {
+  std::optional<Options> options = options_of_operator(arguments);
+  if (options) options->attention.deterministic |= is_deterministic();
+  return options;
+}
+
 /// What stands for a result that is not wanted.
 nb::object empty_beside(nb::handle q) {
   Tensor none = *exchanged(q);
@@ -272,9 +279,8 @@ nb::object forward_operator(Arguments arguments, bool recording) {
                                   arguments.subspan(differentiable_inputs, metadata_count));
   if (recording && record_of(inputs) != Record::no) return {};
   std::optional<Options> options =
-      options_of_operator(arguments.subspan(inputs_end, arguments.size() - inputs_end - 1));
+      options_of(arguments.subspan(inputs_end, arguments.size() - inputs_end - 1));
   if (!options) return {};
-  options->attention.deterministic |= is_deterministic();
   options->return_max_logits |= options->saves_max_logits();
   const auto output = attend(inputs, *options, true, false);
   if (!output) return {};
@@ -290,10 +296,9 @@ nb::object backward_operator(Arguments arguments, bool recording) {
   if (recording && std::ranges::any_of(arguments.first(metadata),
                                        [](nb::handle t) { return !t.is_none() && requires_gradient(t); }))
     return {};
-  std::optional<Options> options =
-      options_of_operator(arguments.subspan(options_begin, arguments.size() - options_begin - needed));
+  const std::optional<Options> options =
+      options_of(arguments.subspan(options_begin, arguments.size() - options_begin - needed));
   if (!options) return {};
-  options->attention.deterministic |= is_deterministic();
   const Inputs inputs =
       inputs_of(arguments.subspan(first, differentiable_inputs), arguments.subspan(metadata, metadata_count));
   auto made = differentiate(
