@@ -132,6 +132,31 @@ TEST(HeadRows, OfPackedQueriesFollowTheirMean) {
   EXPECT_FALSE(choose_forward_config(CallFacts(p)).tiling.heads_as_rows) << "334 queries each";
 }
 
+/// Sequences of length 0 are in the mean that decides whether a batch has tiles of few queries, and must not
+/// change a bit of the others.
+TEST(ForwardPlan, FewPackedQueriesHaveTheKeysOfManyInABlock) {
+  const std::int32_t lengths[2] = {};
+  for (const std::int64_t head_dim : {32, 64, 96, 128, 160, 192, 256}) {
+    for (const bool causal : {false, true}) {
+      const auto config = [&](std::int64_t rows) {
+        Problem p = grouped(2, rows);
+        p.head_dim_qk = p.head_dim_v = head_dim;
+        p.rows_k = rows;
+        p.batch = 7;
+        p.packed_q = p.packed_k = true;
+        p.cu_seqlens_q.data = p.cu_seqlens_k.data = lengths;
+        if (causal) p.window_right = 0;
+        return choose_forward_config(CallFacts(p));
+      };
+      const ForwardConfig few = config(7 * 16);
+      const ForwardConfig many = config(7 * 100);
+      EXPECT_TRUE(few.tiling.heads_as_rows && !many.tiling.heads_as_rows) << head_dim;
+      EXPECT_EQ(few.tiling.block_n, many.tiling.block_n) << head_dim << (causal ? " causal" : " full");
+      EXPECT_EQ(forward_objection(few), "");
+    }
+  }
+}
+
 TEST(ForwardPlan, FewQueriesOfGroupedHeadsAreRowsOfOneTile) {
   const std::int32_t lengths[2] = {};
   const auto expect_rows = [&](std::int64_t queries, auto choose) {

@@ -64,11 +64,14 @@ constexpr std::int64_t narrow_window_keys = 512;
 constexpr int converted_unit = 128;
 
 /// `shared`: by CTAs. Else a CTA has whole tiles. Heads as rows take the mask of causal calls in all: one
-/// kernel serves both, and the mask costs nothing where no query feels it.
-ForwardConfig with_few_queries(ForwardConfig c, bool shared) {
+/// kernel serves both, and the mask costs nothing where no query feels it. `block_n`: 0: as many keys as are
+/// fastest.
+ForwardConfig with_few_queries(ForwardConfig c, bool shared, int block_n = 0) {
   const int unit = c.has_byte_keys() ? converted_unit : 1;
+  const int fastest =
+      padded(c.tiling.head_dim_qk, unit) + padded(c.tiling.head_dim_v, unit) <= 256 ? 128 : 64;
   c.tiling.block_m = few;
-  c.tiling.block_n = padded(c.tiling.head_dim_qk, unit) + padded(c.tiling.head_dim_v, unit) <= 256 ? 128 : 64;
+  c.tiling.block_n = block_n > 0 ? block_n : fastest;
   c.mask.varlen = true;
   c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
   c.schedule = {.pingpong = false, .split = shared};
@@ -216,7 +219,13 @@ ForwardConfig choose_forward_config(const CallFacts& facts) {
   const auto c = wanted_of<ForwardConfig>(facts);
   const bool shared = facts.shares_keys;
   if (facts.problem.split_size > 0) return with_fixed_splits(c, facts);
-  if (shared || c.tiling.heads_as_rows) return with_few_queries(c, shared);
+  if (shared || c.tiling.heads_as_rows) {
+    // Whether packed sequences have few queries, their mean says, in which sequences of length 0 are: these
+    // must not change a bit of the others, which follow from the keys of a block.
+    const Problem& p = facts.problem;
+    const bool packed = p.packed_q && p.packed_k && !shared;
+    return with_few_queries(c, shared, packed ? forward_tile(facts, c).block_n : 0);
+  }
   if (c.has_byte_keys()) return with_converted_keys(c, facts);
   return with_gathered_pages(with_tile(c, forward_tile(facts, c), is_in_step(facts, c)), facts.problem);
 }
