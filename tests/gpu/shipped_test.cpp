@@ -199,20 +199,6 @@ TEST_P(ShippedEightBitBackward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedEightBitBackward,
                          ShippedSet::groups_of(shipped_eight_bit_backward_configs().size()));
 
-// Tuning tries them; the plan does not.
-TEST(BackwardTilesThatOverlap, HaveTheLocalMemoryOfThePlanAndProductsThatOverlap) {
-  if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
-  for (const bool causal : {false, true}) {
-    const BackwardConfig config{.tiling = {.head_dim_qk = 64, .head_dim_v = 64, .block_m = 128},
-                                .q_stages = 3,
-                                .mask = {.causal = causal},
-                                .schedule = {.pingpong = true, .staggered = !causal, .overlaps_tiles = true}};
-    ASSERT_EQ(backward_objection(config), "");
-    SCOPED_TRACE(expression_of(config));
-    expect_fast(kernels::backward.name(config), backward_local_bytes_allowed(config));
-  }
-}
-
 class ShippedQuantiser : public ShippedSet {};
 TEST_P(ShippedQuantiser, HasTheLocalMemoryOfThePlan) {
   each(shipped_quantize_configs(), [](const QuantizeConfig& config) {

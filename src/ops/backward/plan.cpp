@@ -15,13 +15,13 @@ namespace {
 
 // Tiles from the model in docs/kernels/backward.md, the lengths from which something pays as measured there.
 constexpr BackwardTileLine tiles[] = {
-    {64, 32, 32, 128, 128, 1, 2, 1, 1, 512, 2, 1, 0,
+    {64, 32, 32, 128, 128, 1, 2, 1, 1, 512, 2, true, 1, 0,
      "dK and dV are small, so a block of 128 queries fits the registers"},
-    {128, 64, 32, 64, 128, 1, 2, 2, 1, 512, 3, 2048, 0,
+    {128, 64, 32, 64, 128, 1, 2, 2, 1, 512, 3, false, 2048, 0,
      "dK and dV take half of the registers, 64 queries what is left"},
-    {192, 64, 64, 64, 64, 1, 2, 2, 1, 0, 0, 1, 0,
+    {192, 64, 64, 64, 64, 1, 2, 2, 1, 0, 0, false, 1, 0,
      "dK and dV of 64 keys fill a warpgroup each: one makes P and dV, the other dS and dK"},
-    {256, 64, 64, 64, 64, 2, 2, 1, 2, 0, 0, 1, 8192,
+    {256, 64, 64, 64, 64, 2, 2, 1, 2, 0, 0, false, 1, 8192,
      "as for 192; dO once and dQ in halves leave shared memory for Q twice"},
 };
 
@@ -55,13 +55,16 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   const bool in_order = line.in_order_from > 0 && rows >= line.in_order_from;
   c.schedule.staggered =
       full && (c.schedule.deterministic ? !in_order : plain && rows >= line.staggered_from);
-  // With ping-pong, causal attention at 512 takes 1.6 % (head dimension 64) and 1.9 % (128) longer, full
-  // attention at 128 0.4 % less (records/history/backward.md, Ping-pong).
+  // With ping-pong, causal attention at 512 and head dimension 128 takes 1.9 % longer, full attention 0.4 %
+  // less (records/history/backward.md, Ping-pong), unless one tile goes on into the next.
+  const bool measured = !c.mask.local && !c.mask.varlen && !c.schedule.deterministic;
+  const bool overlaps = line.overlaps_tiles && measured && !c.functions.given();
   const bool hides = c.mask.causal || c.functions.mask_function;
   const bool has_step = !transforms && !c.functions.dropout && !c.functions.captured_gradients;
   const bool has_registers = light || head_dim_qk <= 64;
-  c.schedule.pingpong =
-      has_step && has_registers && line.pingpong_from > 0 && rows >= (hides ? 2 : 1) * line.pingpong_from;
+  c.schedule.pingpong = has_step && has_registers && line.pingpong_from > 0 &&
+                        rows >= (hides && !overlaps ? 2 : 1) * line.pingpong_from;
+  c.schedule.overlaps_tiles = c.schedule.pingpong && overlaps;
   if (c.schedule.pingpong) {
     c.q_stages = 3;
     c.dout_stages = line.pingpong_dout_stages;
@@ -267,9 +270,12 @@ std::vector<std::string> explain_backward(const CallFacts& facts, const Backward
       fmt::format("tile {} keys, {} queries at a time, {} blocks of q and {} of dout in flight: {}",
                   c.tile_keys(), c.tiling.block_m, c.q_stages, c.dout_stages,
                   line_for(std::max(problem.head_dim_qk, problem.head_dim_v)).why),
-      c.schedule.pingpong ? "ping-pong: the arithmetic of one warpgroup runs under the products of the other"
-      : c.cluster > 1     ? "two blocks exchange ds, and each makes half of dq's columns for the keys of both"
-                          : "the next scores are issued once dq is there",
+      c.schedule.overlaps_tiles ? "ping-pong from tile to tile: the arithmetic of one warpgroup runs under "
+                                  "the products of the other"
+      : c.schedule.pingpong
+          ? "ping-pong: the arithmetic of one warpgroup runs under the products of the other"
+      : c.cluster > 1 ? "two blocks exchange ds, and each makes half of dq's columns for the keys of both"
+                      : "the next scores are issued once dq is there",
       c.schedule.staggered ? "each tile begins with a block of queries of its own"
                            : "each tile begins with the first queries that see it",
       c.schedule.deterministic ? "dq is added up in a fixed order: deterministic is set"

@@ -10,7 +10,7 @@ constexpr BackwardConfig narrow{
 
 constexpr BackwardConfig pingpong(BackwardConfig c) {
   c.q_stages = 3;
-  c.schedule.pingpong = true;
+  c.schedule.pingpong = c.schedule.overlaps_tiles = true;
   return c;
 }
 constexpr auto capped_f16(auto c) {

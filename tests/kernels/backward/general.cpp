@@ -9,7 +9,7 @@ std::span<const EmulatedBackward> general_backwards() {
       .mask = {.causal = true, .local = true, .varlen = true}};
   static constexpr auto kernels = emulate<[](BackwardConfig c) {
     c.q_stages = 3;
-    c.schedule.pingpong = true;
+    c.schedule.pingpong = c.schedule.overlaps_tiles = true;
     return c;
   }(narrow),
                                           [](BackwardConfig c) {
