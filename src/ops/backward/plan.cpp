@@ -15,13 +15,13 @@ namespace {
 
 // Tiles from the model in docs/kernels/backward.md, the lengths from which something pays as measured there.
 constexpr BackwardTileLine tiles[] = {
-    {64, 32, 32, 128, 128, 1, 2, 1, 1, 512, 2, true, 1, 0,
+    {64, 32, 32, 128, 128, 1, 2, 1, 1, 512, 2, 256, 384, 1, 0,
      "dK and dV are small, so a block of 128 queries fits the registers"},
-    {128, 64, 32, 64, 128, 1, 2, 2, 1, 512, 3, false, 2048, 0,
+    {128, 64, 32, 64, 128, 1, 2, 2, 1, 512, 3, 0, 0, 2048, 0,
      "dK and dV take half of the registers, 64 queries what is left"},
-    {192, 64, 64, 64, 64, 1, 2, 2, 1, 0, 0, false, 1, 0,
+    {192, 64, 64, 64, 64, 1, 2, 2, 1, 0, 0, 0, 0, 1, 0,
      "dK and dV of 64 keys fill a warpgroup each: one makes P and dV, the other dS and dK"},
-    {256, 64, 64, 64, 64, 2, 2, 1, 2, 0, 0, false, 1, 8192,
+    {256, 64, 64, 64, 64, 2, 2, 1, 2, 0, 0, 0, 0, 1, 8192,
      "as for 192; dO once and dQ in halves leave shared memory for Q twice"},
 };
 
@@ -56,15 +56,17 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   c.schedule.staggered =
       full && (c.schedule.deterministic ? !in_order : plain && rows >= line.staggered_from);
   // With ping-pong, causal attention at 512 and head dimension 128 takes 1.9 % longer, full attention 0.4 %
-  // less (records/history/backward.md, Ping-pong), unless one tile goes on into the next.
-  const bool measured = !c.mask.local && !c.mask.varlen && !c.schedule.deterministic;
-  const bool overlaps = line.overlaps_tiles && measured && !c.functions.given();
+  // less (records/history/backward.md, Ping-pong).
   const bool hides = c.mask.causal || c.functions.mask_function;
   const bool has_step = !transforms && !c.functions.dropout && !c.functions.captured_gradients;
   const bool has_registers = light || head_dim_qk <= 64;
-  c.schedule.pingpong = has_step && has_registers && line.pingpong_from > 0 &&
-                        rows >= (hides && !overlaps ? 2 : 1) * line.pingpong_from;
-  c.schedule.overlaps_tiles = c.schedule.pingpong && overlaps;
+  // A fixed order without a mask, and staggered, waits for longer.
+  const bool overlaps =
+      has_step && !c.functions.given() && !c.mask.varlen && !(full && c.schedule.deterministic);
+  const int overlaps_from = hides ? line.overlaps_causal_from : line.overlaps_from;
+  c.schedule.overlaps_tiles = overlaps && overlaps_from > 0 && rows >= overlaps_from;
+  c.schedule.pingpong = c.schedule.overlaps_tiles || (has_step && has_registers && line.pingpong_from > 0 &&
+                                                      rows >= (hides ? 2 : 1) * line.pingpong_from);
   if (c.schedule.pingpong) {
     c.q_stages = 3;
     c.dout_stages = line.pingpong_dout_stages;
@@ -211,8 +213,8 @@ std::vector<BackwardConfig> shipped_backward_configs() {
   for (const Head& head : heads) {
     const BackwardTileLine& line = line_for(std::max(head.qk, head.v));
     const auto ship = [&](const BackwardConfig& c) {
-      for (const int rows :
-           {1, line.pingpong_from, 2 * line.pingpong_from, line.staggered_from, line.in_order_from}) {
+      for (const int rows : {1, line.overlaps_from, line.overlaps_causal_from, line.pingpong_from,
+                             2 * line.pingpong_from, line.staggered_from, line.in_order_from}) {
         const BackwardConfig of_rows = with_tile(c, line, head.qk, head.v, rows);
         if (rows > 0 && std::find(configs.begin(), configs.end(), of_rows) == configs.end())
           configs.push_back(of_rows);

@@ -33,10 +33,10 @@ struct BackwardTileLine {
   int q_stages;
   int dout_stages;
   int dq_slices;
-  int pingpong_from;  ///< queries a sequence from which it pays, twice as many where a mask hides some and
-                      ///< tiles do not overlap; 0: from none
+  int pingpong_from;         ///< queries a sequence from which it pays, twice as many if causal; 0: from none
   int pingpong_dout_stages;  ///< with it; of q there are three
-  bool overlaps_tiles;       ///< with it, and without functions
+  int overlaps_from;         ///< queries from which ping-pong from tile to tile pays; 0: from none
+  int overlaps_causal_from;  ///< queries of a causal call from which it does
   int staggered_from;        ///< queries from which a staggered start pays in full attention, in any order of
                              ///< additions
   int in_order_from;  ///< queries from which a fixed order is that of the tiles, not staggered; 0: from none
