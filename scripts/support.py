@@ -124,7 +124,10 @@ def recipes(**options: object) -> Cases:
 
 
 def gradients_in_8_bits(device: str) -> str:
-    return tandem.explain(*qkv("bf16"), device=device, precision="int8", backward_precision="int8")
+    tensors = qkv("bf16", head_dim=128)
+    options = {"device": device, "precision": "int8", "backward_precision": "int8"}
+    tandem.explain(*tensors, return_max_logits=True, **options)
+    return tandem.explain(*tensors, backward=True, **options)
 
 
 def widest(**options: object) -> Callable[[str], str]:
@@ -195,7 +198,7 @@ ROWS: dict[str, Callable[[str], str]] = {
     "head dimensions with functions or dropout": widest(score_mod=add, **DROPOUT),
     "**8-bit products** of f16 or bf16 tensors (`precision`)": listed(recipes()),
     "8-bit products, `strict`": listed(recipes(strict=True)),
-    "gradients by 8-bit products (`backward_precision`)": listed({"int8": gradients_in_8_bits}),
+    "gradients by 8-bit products (`backward_precision`), heads of 128": listed({"int8": gradients_in_8_bits}),
     "8-bit products of tensors quantized before": listed(quantized()),
     "8-bit products with functions or dropout": listed(recipes(**DROPOUT)),
     "8-bit products with `causal_by_sequence`": listed(recipes(causal_by_sequence=integers(2))),

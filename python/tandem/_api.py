@@ -204,7 +204,9 @@ def attention(
         no input that requires a gradient.
       return_lse: also return the log-sum-exp of the scores.
       return_max_logits: also return, behind the LSE, the largest score of each query: after scale, softcap
-        and functions, without the sink; of its shape. No gradient flows through it.
+        and functions, without the sink; of its shape. No gradient flows through it. Of GPUs Hopper has it,
+        but not with precision "fp8", functions, dropout or heads of more than 256 dimensions; in 16 bits
+        other last bits of the result and the LSE may come with it there.
       out: where to write the result, in q's dtype or in float32; made if None. Not with inputs
         that require gradients, and none that requires one itself. In memory of its own: no element of it
         shares memory with an input's, but it may be a slice beside them.

@@ -103,6 +103,16 @@ void check_functions(const Problem& p) {
   }
 }
 
+/// The largest logits are the 16-bit forward kernel's, which finds them, and those of products in s8.
+void check_max_logits(const Problem& p) {
+  const char* const what = p.precision == Precision::fp8 ? "precision fp8"
+                           : has_wide_heads(p)           ? "head dimensions above 256"
+                           : p.has_function()            ? "a score or mask function, or dropout,"
+                                                         : nullptr;
+  if (what == nullptr) return;
+  unsupported("max_logits with {} has no GPU kernel; leave it out, or copy the tensors to the CPU", what);
+}
+
 }  // namespace
 
 void check_problem(const Problem& p) {
@@ -112,9 +122,7 @@ void check_problem(const Problem& p) {
                 p.q.dtype);
   }
   if (has_wide_heads(p)) check_wide_heads(p);
-  if (p.pass == Pass::forward && p.max_logits.given()) {
-    unsupported("max_logits has no GPU kernel; leave it out, or copy the tensors to the CPU");
-  }
+  if (p.pass == Pass::forward && p.max_logits.given()) check_max_logits(p);
   for (const std::int64_t extent : {p.rows_q, p.rows_k, p.heads_q, p.batch, p.cache_batch}) {
     if (extent > INT_MAX)
       unsupported("an extent of {} is above the GPU kernels' {}; split the call", extent, INT_MAX);
@@ -154,7 +162,9 @@ void check_sm80(const Problem& asked, const CallFacts& facts) {
   const char* const missing = asked.precision != Precision::exact ? "no 8-bit kernel"
                               : is_eight_bit(asked.k.dtype)       ? "no kernel for k and v of 8 bits"
                               : facts.wide_heads ? "no kernel for heads of more than 256 dimensions"
-                                                 : nullptr;
+                              : asked.pass == Pass::forward && asked.max_logits.given()
+                                  ? "no kernel that finds max_logits"
+                                  : nullptr;
   if (missing == nullptr) return;
   unsupported("{} takes the kernels sm80 ({}), of which there is {} yet; {}copy the tensors to the CPU",
               gpu::called(asked.device.index), why_family(facts), missing,

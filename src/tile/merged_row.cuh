@@ -8,9 +8,10 @@ namespace tandem::tile {
 /// Writes a row, of which each lane has four columns of every 128.
 template <Tiling T, int vectors>
 TANDEM_DEVICE void store_merged_row(Output<T>& output, const TileIndex& t, const TileRow& row,
-                                    const ptx::Float4 (&sum)[vectors], float factor, float lse) {
+                                    const ptx::Float4 (&sum)[vectors], float factor, float lse,
+                                    float largest_logit = -ptx::infinity()) {
   const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-  if (lane == 0) output.store_lse(t, row.query, row.head, lse);
+  if (lane == 0) output.store_lse(t, row.query, row.head, lse, largest_logit);
   auto* const out = output.out_row(t, row.query, row.head);
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {

@@ -44,8 +44,8 @@ struct Output : FirstColumn<columns == T.head_dim_v> {
   const int warpgroup;
   const int thread;  ///< in the warpgroup
 
-  template <bool checked = true>
-  TANDEM_DEVICE void store(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax);
+  template <bool checked = true, typename Softmax>
+  TANDEM_DEVICE void store(const TileIndex& t, float (&o)[outputs], const Softmax& softmax);
   template <bool split>
   TANDEM_DEVICE void store(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax, int part,
                            const MergePlace& place);
@@ -102,7 +102,8 @@ struct Output : FirstColumn<columns == T.head_dim_v> {
     return min(queries_of_unit<T>(p), end - first_query<T>(p, t.m, warpgroup)) *
            (T.heads_as_rows ? p.row_heads : 1);
   }
-  TANDEM_DEVICE void store_lse(const TileIndex& t, int query, int head, float value);
+  TANDEM_DEVICE void store_lse(const TileIndex& t, int query, int head, float value,
+                               float largest_logit = -ptx::infinity());
 };
 
 template <Tiling T, bool invariant, int columns>
@@ -114,10 +115,19 @@ TANDEM_DEVICE OutElement<T>* Output<T, invariant, columns>::out_row(const TileIn
          row * p.out_stride.row;
 }
 
-/// `value` is -inf for a query that sees no key. With a sink its LSE is the sink's logit.
+/// `value` is -inf for a query that sees no key. With a sink its LSE is the sink's logit. `largest_logit`
+/// (logarithm to base 2) is NaN where the LSE is.
 template <Tiling T, bool invariant, int columns>
 TANDEM_DEVICE void Output<T, invariant, columns>::store_lse(const TileIndex& t, int query, int head,
-                                                            float value) {
+                                                            float value, float largest_logit) {
+  if constexpr (T.max_logits) {
+    const auto& to = static_cast<const ForwardParamsWithMaxima&>(p);
+    const Strides& stride = to.max_logits_stride;
+    const i64 row = t.begin_q + static_cast<i64>(query);
+    float* at =
+        to.max_logits + (p.packed_q ? 0 : t.batch) * stride.batch + head * stride.head + row * stride.row;
+    ptx::store_global(at, value == value ? largest_logit * ln_2 : value);
+  }
   if (p.lse == nullptr) return;
   if (value == -ptx::infinity() && p.sink != nullptr && query < t.seqlen_q) {
     value = ptx::load_global(p.sink + head * p.sink_stride);
@@ -170,7 +180,7 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_zeros(OutElement<T>* at,
   }
 }
 
-/// Writes the LSE of the thread's two rows, and finds what their O is multiplied by.
+/// Writes the LSE and the largest logit of the thread's two rows, and finds what their O is multiplied by.
 template <Tiling T, bool invariant, int columns>
 template <bool checked, typename Row>
 TANDEM_DEVICE void Output<T, invariant, columns>::finish(const TileIndex& t, const Row (&rows)[2],
@@ -186,11 +196,12 @@ TANDEM_DEVICE void Output<T, invariant, columns>::finish(const TileIndex& t, con
     const auto [query, head] = row_of(t, position.row(h));
     const float sink = T.heads_as_rows ? sink_of(head) : of_tile;
     float lse = rows[h].template finish<checked>(has_sink, sink * log2_e, factor[h]);
+    float largest = rows[h].largest_logit();
     if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
       factor[h] = 0.0F;
-      lse = -ptx::infinity();
+      lse = largest = -ptx::infinity();
     }
-    if (column == 0 && query < t.end_q && thread % 4 == 0) store_lse(t, query, head, lse);
+    if (column == 0 && query < t.end_q && thread % 4 == 0) store_lse(t, query, head, lse, largest);
   }
 }
 
@@ -198,11 +209,11 @@ TANDEM_DEVICE void Output<T, invariant, columns>::finish(const TileIndex& t, con
 /// bytes of a row and the quad 64 in a run: no shared memory, so the next tile's loads need not wait for this
 /// store.
 template <Tiling T, bool invariant, int columns>
-template <bool checked>
+template <bool checked, typename Softmax>
 TANDEM_DEVICE void Output<T, invariant, columns>::store(const TileIndex& t, float (&o)[outputs],
-                                                        const OnlineSoftmax& softmax) {
+                                                        const Softmax& softmax) {
   ptx::trace(TraceEvent::stores);
-  const RowSum rows[2] = {softmax.row(0), softmax.row(1)};
+  const decltype(softmax.row(0)) rows[2] = {softmax.row(0), softmax.row(1)};
   float factor[2];
   finish<checked>(t, rows, factor);
   // Rows without a result may hold NaN. To select at each word would cost as much as packing does.

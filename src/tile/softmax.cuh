@@ -16,6 +16,8 @@ struct RowSum : PartSum {
   [[nodiscard]] TANDEM_DEVICE bool has_seen_nothing() const {
     return reference == -ptx::infinity() && sum <= 0.0F;
   }
+  /// The largest logit, where every block moves the reference to its own.
+  [[nodiscard]] TANDEM_DEVICE float largest_logit() const { return reference; }
   /// 2^(a - b), 1 where both are -inf.
   static TANDEM_DEVICE float worth(float a, float b) { return a == b ? 1.0F : ptx::exp2(a - b); }
 
@@ -50,6 +52,13 @@ struct RowSum : PartSum {
     }
     return (new_shift + ptx::log2(total)) * ln_2;
   }
+};
+
+/// A row whose reference may lag behind the largest logit.
+struct RowSumAndMaximum : RowSum {
+  float largest;
+
+  [[nodiscard]] TANDEM_DEVICE float largest_logit() const { return largest; }
 };
 
 /// Two rows a thread (h = 0, 1). Exponentials are 2^(score * scale_log2 - reference). With lazy rescaling the
@@ -240,6 +249,15 @@ struct OnlineSoftmax {
   /// What the quad has of a row.
   [[nodiscard]] TANDEM_DEVICE RowSum row(int h) const {
     return {{reference[h], sum_of_quad(sum[h])}};
+  }
+};
+
+/// Rows whose reference may lag behind the largest logit.
+struct SoftmaxWithMaxima : OnlineSoftmax {
+  float largest[2];  ///< logarithm to base 2
+
+  [[nodiscard]] TANDEM_DEVICE RowSumAndMaximum row(int h) const {
+    return {OnlineSoftmax::row(h), largest[h]};
   }
 };
 

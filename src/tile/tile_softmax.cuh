@@ -39,8 +39,10 @@ struct TileSoftmax {
   float tile_maximum[2];  ///< joins: the largest P in the tile
   float weight[2];        ///< multiplies the products of the tile whose P is in registers
   // zero_point:
-  float per_v_reference;  ///< 1 / v_reference
-  float excess[2];        ///< the excess of O, and of the products to come: this thread's columns' part
+  float per_v_reference;   ///< 1 / v_reference
+  float excess[2];         ///< the excess of O, and of the products to come: this thread's columns' part
+  float largest_logit[2];  ///< the largest of all tiles' maxima, which the reference lags behind; with
+                           ///< max_logits
 
   static TANDEM_DEVICE float finite(float maximum) { return maximum == -ptx::infinity() ? 0.0F : maximum; }
 
@@ -49,6 +51,7 @@ struct TileSoftmax {
     for (int h = 0; h < 2; ++h) {
       reference[h] = -ptx::infinity();
       sum[h] = weight[h] = 0.0F;
+      if constexpr (C.tiling.max_logits) largest_logit[h] = -ptx::infinity();
     }
   }
 
@@ -59,6 +62,7 @@ struct TileSoftmax {
   template <int n, int factors>
   TANDEM_DEVICE void find_maximum(const float (&s)[n], const float (&factor)[factors]) {
     LazySoftmax<false>::find_maximum(maximum, s, factor);
+    keep_largest();
   }
   /// The maximum of integer scores: one instruction compares two of them.
   template <int n, int factors>
@@ -82,6 +86,7 @@ struct TileSoftmax {
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) maximum[h] = ptx::to_float(m[h]) * factor[h % factors];
+    keep_largest();
   }
 
   /// Turns the scores, which `raw` has, into exponentials, a quarter at a time, and sums them; `beside(i)` is
@@ -191,6 +196,12 @@ struct TileSoftmax {
   }
 
  private:
+  TANDEM_DEVICE void keep_largest() {
+    if constexpr (C.tiling.max_logits) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) largest_logit[h] = ptx::fmax(largest_logit[h], maximum[h]);
+    }
+  }
   /// 1 / x for a power of two from 2^-126 to 2^126.
   static TANDEM_DEVICE float reciprocal_of_power(float x) {
     return ptx::float_of(0x7F000000U - ptx::bits_of(x));

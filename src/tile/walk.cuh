@@ -279,8 +279,10 @@ requires requires {
 }
 constexpr int sharing_ctas<C> = C.schedule.cluster;
 
-/// What the Config's mask reads.
+/// What the Config's mask reads, and its epilogue writes.
 template <auto C>
-using ForwardMaskParams = typename Select<C.mask.by_sequence, ForwardParamsBySequence, ForwardParams>::type;
+using ForwardMaskParams =
+    typename Select<C.tiling.max_logits, ForwardParamsWithMaxima,
+                    typename Select<C.mask.by_sequence, ForwardParamsBySequence, ForwardParams>::type>::type;
 
 }  // namespace tandem

@@ -24,6 +24,7 @@ class EmulatedGpu : public harness::Runner {
     add(decoding_, kernels.decoding);
     add(wide_, kernels.wide);
     add(listed_, kernels.listed);
+    add(maxima_, kernels.maxima);
   }
   [[nodiscard]] std::string name() const override { return name_; }
   [[nodiscard]] std::string refuses(const harness::Case& spec) const override {
@@ -37,10 +38,17 @@ class EmulatedGpu : public harness::Runner {
     if (find(spec) == nullptr) return "no kernel was compiled for it";
     return choice.take(spec) ? "" : "other cases have its pairs of features";
   }
+  [[nodiscard]] std::string refuses_max_logits(const harness::Case& spec) const override {
+    return find_with_maxima(spec) != nullptr ? "" : "no kernel that finds them was compiled for it";
+  }
   void forward(harness::Call& call) override {
     ++calls;
     emulated.add(harness::features_of(call.spec));
-    pick(call).forward(call);
+    if (call.max_logits.given()) {
+      find_with_maxima(call.spec)->forward(call);
+    } else {
+      pick(call).forward(call);
+    }
   }
   void backward(harness::Call& call) override {
     if (const EmulatedBackward* const kernels = find_backward(call.spec)) {
@@ -110,12 +118,7 @@ class EmulatedGpu : public harness::Runner {
     const std::int64_t batch = std::max<std::int64_t>(spec.batch, 1);
     const bool few = spec.rows_q() <= 64 * batch;
     const std::int64_t group = spec.heads_kv > 0 ? spec.heads_q / spec.heads_kv : 1;
-    if (std::max(spec.head_dim_qk, spec.head_dim_v) > 256) {
-      for (const auto& runner : wide_) {
-        if ((few || !runner->splits()) && runner->refuses(spec).empty()) return runner.get();
-      }
-      return nullptr;
-    }
+    if (std::max(spec.head_dim_qk, spec.head_dim_v) > 256) return find_in(wide_, spec, few);
     for (const auto& runner : listed_) {
       if (runner->refuses(spec).empty()) return runner.get();
     }
@@ -136,6 +139,15 @@ class EmulatedGpu : public harness::Runner {
     }
     return nullptr;
   }
+  static harness::Runner* find_in(const Runners& runners, const harness::Case& spec, bool few) {
+    for (const auto& runner : runners) {
+      if ((few || !runner->splits()) && runner->refuses(spec).empty()) return runner.get();
+    }
+    return nullptr;
+  }
+  [[nodiscard]] harness::Runner* find_with_maxima(const harness::Case& spec) const {
+    return find_in(maxima_, spec, spec.rows_q() <= 64 * std::max<std::int64_t>(spec.batch, 1));
+  }
   harness::Runner& pick(const harness::Call& call) const {
     if (harness::Runner* const runner = find(call.spec)) return *runner;
     throw std::logic_error("no kernel was compiled for it");
@@ -143,7 +155,7 @@ class EmulatedGpu : public harness::Runner {
 
   std::string name_;
   std::vector<std::span<const EmulatedBackward>> backward_;
-  Runners runners_, sharing_, grouped_, decoding_, wide_, listed_;
+  Runners runners_, sharing_, grouped_, decoding_, wide_, listed_, maxima_;
 };
 
 /// A test of which no case was small enough would pass without having tried anything; one whose cases were
@@ -186,7 +198,8 @@ class EveryTestRuns : public testing::EmptyTestEventListener {
   std::size_t on_cpu_ = 0;
 };
 
-/// What has nothing for the emulator: logits beyond 2^27 of many queries, errors before a launch, other
+/// What has nothing for the emulator: bits of max_logits, for which kernels find other references, logits
+/// beyond 2^27 of many queries, errors before a launch, other
 /// element types, sizes beyond its patience, calls past the runner.
 constexpr const char* filter =
     "-Contract01_EveryElementWritten.EightBitInputs:*.EightBitQueriesAndF32OnRowsThatAreNoCache:"

@@ -21,6 +21,7 @@ struct EmulatedKernels {
   std::vector<std::span<const EmulatedForward>> decoding;     ///< those that 16 rows hold
   std::vector<std::span<const EmulatedForward>> wide;         ///< heads of more than 256 dimensions
   std::vector<std::span<const EmulatedForward>> listed = {};  ///< functions on equal lengths
+  std::vector<std::span<const EmulatedForward>> maxima = {};  ///< calls with max_logits
   std::string without = {};  ///< tests of what they cannot do: ":Suite.Test:..."
   std::vector<std::span<const EmulatedBackward>> backward =
       {};  ///< gradients; those that none takes are counted

@@ -24,7 +24,9 @@ int main(int argc, char** argv) {
        .decoding = {decode_forwards(), decode_bytes_forwards()},
        .wide = {widest_heads_forwards()},
        .listed = {function_forwards_of_lists()},
-       .without = ":Contract19_Functions.PublishedMasks:Contract19_Functions.PublishedScores:"
+       .maxima = {maxima_forwards()},
+       .without = ":Contract21_MaxLogits.OfOneKeyIsTheLse:Contract21_MaxLogits.ChangesNoBitOfTheOthers:"
+                  "Contract19_Functions.PublishedMasks:Contract19_Functions.PublishedScores:"
                   "Contract19_Functions.LongerThanARunOfKeys:"
                   "Contract19_Functions.BitsOfASequenceWithSplitSize:"
                   "Contract19_Functions.ThreadsChangeNoBit:"

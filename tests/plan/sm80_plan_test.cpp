@@ -117,6 +117,10 @@ TEST(Family, WhatItLacksIsAnError) {
   eight_bit.options.precision = Precision::fp8;
   EXPECT_EQ(error_of(Status::unsupported, [&] { explain(eight_bit); }),
             where + "no 8-bit kernel yet; copy the tensors to the CPU");
+  ForwardArgs with_maxima = forward;
+  with_maxima.max_logits = Tensor(nullptr, DType::f32, {2, 8, forward.q.shape[1]}, forward.q.device);
+  EXPECT_EQ(error_of(Status::unsupported, [&] { explain(with_maxima); }),
+            where + "no kernel that finds max_logits yet; copy the tensors to the CPU");
   alignas(16) static std::byte odd[32];
   ForwardArgs cache = forward;  // what TMA can read is Hopper's concern
   cache.k.dtype = cache.v.dtype = DType::e4m3;

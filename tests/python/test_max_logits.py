@@ -112,6 +112,16 @@ def test_explain_names_it() -> None:
     assert "max_logits" not in tandem.explain(q, k, v)
 
 
+def test_on_a_gpu_gradients_in_8_bits_have_a_plan() -> None:
+    tensors = qkv(head_dim=128, dtype=torch.bfloat16)
+    options: dict[str, Any] = {"precision": "int8", "backward_precision": "int8", "device": "H100"}
+    forward = tandem.explain(*tensors, return_max_logits=True, **options)
+    assert "eight_bit_forward" in forward and "max_logits" in forward
+    assert "eight_bit_backward" in tandem.explain(*tensors, backward=True, **options)
+    with pytest.raises(NotImplementedError, match="^max_logits with precision fp8 has no GPU kernel; "):
+        tandem.explain(*tensors, return_max_logits=True, precision="fp8", device="H100")
+
+
 def test_jax() -> None:
     jax = pytest.importorskip("jax")
     attention = pytest.importorskip("tandem.jax").attention

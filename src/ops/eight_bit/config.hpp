@@ -113,8 +113,9 @@ struct TransposedValues {
 /// and k with dimensions (head_dim, rows, heads, batch), v with (padded keys, head_dim_v, heads, batch);
 /// scale is not negative. In place all three are as the caller has them, (head_dim, rows, heads, batch), and
 /// so are the scales: null data stands for 1, and any of them may be negative, the softmax's too.
-struct EightBitParams {
-  ForwardParams forward;
+template <typename Forward>
+struct EightBitParamsOf {
+  Forward forward;
   ScaleArray q_scales;
   ScaleArray k_scales;
   ScaleArray v_scales;
@@ -122,5 +123,8 @@ struct EightBitParams {
   int q_scale_heads;            ///< query heads that share one of q's (in place)
   TransposedValues transposed;  ///< in place
 };
+using EightBitParams = EightBitParamsOf<ForwardParams>;
+/// Where Tiling::max_logits is set.
+using EightBitParamsWithMaxima = EightBitParamsOf<ForwardParamsWithMaxima>;
 
 }  // namespace tandem

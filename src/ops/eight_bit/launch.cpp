@@ -137,10 +137,20 @@ EightBitParams make_eight_bit_params(const Problem& p, const EightBitConfig& con
   return params;
 }
 
+EightBitParamsWithMaxima with_maxima(const Problem& p, const EightBitParams& params) {
+  return {.forward = with_maxima(p, params.forward),
+          .q_scales = params.q_scales,
+          .k_scales = params.k_scales,
+          .v_scales = params.v_scales,
+          .shift = params.shift,
+          .q_scale_heads = params.q_scale_heads,
+          .transposed = params.transposed};
+}
+
 void fill_eight_bit_forward(StepParams& call, const Step& /*step*/) {
   const Steps& steps = call.steps();
   const auto& config = std::get<EightBitConfig>(steps.config);
-  call.fill([&] {
+  const auto make = [&] {
     if (config.in_place) {
       return make_caller_params(call.problem(), config, call.maps(),
                                 transposed_values(call.problem(), steps.workspace, call.memory()),
@@ -149,7 +159,12 @@ void fill_eight_bit_forward(StepParams& call, const Step& /*step*/) {
     return make_eight_bit_params(call.problem(), config,
                                  quantized_scales(steps.recipe, steps.workspace, call.memory()), call.maps(),
                                  call.encode(), steps.multiprocessors, call.tile_counter());
-  });
+  };
+  if (config.tiling.max_logits) {
+    call.fill([&] { return with_maxima(call.problem(), make()); });
+  } else {
+    call.fill(make);
+  }
 }
 
 }  // namespace tandem::gpu

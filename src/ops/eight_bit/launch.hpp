@@ -47,6 +47,9 @@ EightBitParams make_eight_bit_params(const Problem& problem, const EightBitConfi
                                      const QuantizedScales& scales, const LoadedMaps& maps,
                                      EncodeTensorMap encode, int sms, unsigned int* tile_counter);
 
+/// What a kernel that writes max_logits is launched with.
+EightBitParamsWithMaxima with_maxima(const Problem& problem, const EightBitParams& params);
+
 void fill_eight_bit_forward(StepParams& call, const Step& step);
 
 namespace kernels {

@@ -147,6 +147,7 @@ EightBitConfig choose_eight_bit_config(const CallFacts& facts, const Recipe& rec
   const Problem& p = facts.problem;
   EightBitConfig c = with_recipe(EightBitConfig{}, recipe);
   c.tiling.element = p.out.dtype == DType::f16 ? Element::f16 : Element::bf16;
+  c.tiling.max_logits = p.max_logits.given();
   c.tiling.head_dim_qk = padded(p.head_dim_qk, 32);
   c.tiling.head_dim_v = padded(p.head_dim_v, 32);
   c.mask = facts.mask;
@@ -173,6 +174,8 @@ std::string eight_bit_objection(const EightBitConfig& c) {
     return "values in place are e4m3, with scales by block or larger: others are arranged before";
   }
   if (c.in_place && c.rotated_v) return "V that the kernel transposes is not rotated";
+  if (c.tiling.max_logits && c.lazy_rescaling())
+    return "max_logits takes the maxima of every block, which P in e4m3 does without";
   if (c.linear_exp2 && (c.pv != OperandType::e4m3 || !c.lazy_rescaling())) {
     return "linear_exp2 takes P in e4m3 and scales of V by block";
   }
@@ -189,6 +192,7 @@ int eight_bit_local_bytes_allowed(const EightBitConfig& c) {
     return varlen ? 32 : int8 ? 0 : 16;
   }
   if (c.tiling.head_dim_v <= 128) {
+    if (c.tiling.max_logits) return !causal ? (varlen ? 20 : 0) : varlen ? 76 : 32;
     if (int8) return !causal ? 0 : varlen ? 44 : 24;
     return !varlen ? 8 : !c.in_place ? 0 : causal ? 12 : 20;
   }
@@ -207,8 +211,12 @@ std::vector<EightBitConfig> shipped_eight_bit_configs() {
           c.mask.causal = causal;
           const EightBitConfig tile = with_tile(c);
           for (const std::int64_t keys : {1, 1024, 8192}) {  // of each kind
-            const EightBitConfig with = with_keys(tile, keys);
-            if (std::find(configs.begin(), configs.end(), with) == configs.end()) configs.push_back(with);
+            EightBitConfig with = with_keys(tile, keys);
+            if (std::find(configs.begin(), configs.end(), with) != configs.end()) continue;
+            configs.push_back(with);
+            if (c.pv != OperandType::s8 || head_dim != 128) continue;
+            with.tiling.max_logits = true;  // which gradients in 8 bits take, at this head dimension alone
+            configs.push_back(with);
           }
         }
       }

@@ -227,6 +227,12 @@ struct ForwardParamsBySequence : ForwardParams {
   LengthArray causal_by_sequence;  ///< not 0: this sequence's window_right is 0; null: none is
 };
 
+/// Where Tiling::max_logits is set.
+struct ForwardParamsWithMaxima : ForwardParamsBySequence {
+  float* max_logits;
+  Strides max_logits_stride;
+};
+
 /// Where V is read by its address: by the kernel `sm80_forward`, which reads no tensor map, and where keys
 /// are gathered. Behind functions, which `list_blocks` reads too.
 template <typename Params>

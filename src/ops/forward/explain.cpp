@@ -73,7 +73,7 @@ std::vector<std::string> explain_forward(const CallFacts& facts, const ForwardCo
                           : c.has_byte_keys()      ? converted_tiles
                           : c.gathers()            ? gathered_tiles
                                                    : forward_tile(facts, c).why;
-  const bool moves = c.schedule.invariant || c.functions.given();
+  const bool moves = c.schedule.invariant || c.functions.given() || c.tiling.max_logits;
   return explain_tiles(facts, c, why, moves ? moves_maxima : keeps_maxima);
 }
 

@@ -137,6 +137,12 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .split_gain = static_cast<short>(parts.division.gain)};
 }
 
+ForwardParamsWithMaxima with_maxima(const Problem& p, const ForwardParams& params) {
+  return {{params, lengths_of(p.causal_by_sequence)},
+          static_cast<float*>(p.max_logits.data),
+          strides_of(p.max_logits)};
+}
+
 HeadScales head_scales_of(const Scales& s) {
   if (is_by_row(s)) return {};
   return {.data = s.data, .batch_stride = s.batch_stride, .head_stride = s.head_stride};

@@ -48,6 +48,9 @@ RowScales row_scales_of(const Scales& scales);
 /// In place of `encode` for kernels that read tensors by their addresses.
 TensorMap no_tensor_map(const TensorMapSpec& spec);
 
+/// What a kernel that writes max_logits is launched with.
+ForwardParamsWithMaxima with_maxima(const Problem& problem, const ForwardParams& params);
+
 /// Calls f(params) with what a kernel of this Config is launched with: `params` and what its mask, its keys,
 /// its family and `functions`, null where it has none, add.
 template <typename Config, typename F>
@@ -74,6 +77,7 @@ auto with_params_of(const Config& config, const Problem& p, const ForwardParams&
     }
     return f(all);
   };
+  if (config.tiling.max_logits) return with_mask(with_maxima(p, params));
   if (!config.mask.by_sequence) return with_mask(params);
   return with_mask(ForwardParamsBySequence{params, lengths_of(p.causal_by_sequence)});
 }

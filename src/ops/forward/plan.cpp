@@ -208,6 +208,7 @@ Config wanted_of(const CallFacts& facts) {
                            : KeySource::rows;
   c.tiling.heads_as_rows = facts.heads_as_rows;
   c.tiling.f32_out = p.out.dtype == DType::f32;
+  c.tiling.max_logits = p.max_logits.given();
   return c;
 }
 template ForwardConfig wanted_of(const CallFacts& facts);

@@ -30,9 +30,9 @@ std::vector<EmulatedEightBit> all_eight_bit() {
   return all;
 }
 
-/// Out and LSE as the CPU computes them by the same recipe.
+/// Out, LSE and max_logits as the CPU computes them by the same recipe.
 struct Expected {
-  std::vector<double> out, lse;
+  std::vector<double> out, lse, max_logits;
 };
 Expected expect(harness::Call& call, const Recipe& recipe) {
   call.spec.options.precision = Precision::fp8;  // any that is not exact: the recipe says the rest
@@ -43,7 +43,9 @@ Expected expect(harness::Call& call, const Recipe& recipe) {
   const cpu::Plan plan(problem, config);
   std::vector<std::byte> workspace(plan.workspace_bytes);
   cpu::run(plan, workspace);
-  return {.out = call.out.values(), .lse = call.lse.values()};
+  Expected e{.out = call.out.values(), .lse = call.lse.values(), .max_logits = {}};
+  if (call.max_logits.given()) e.max_logits = call.max_logits.values();
+  return e;
 }
 
 double largest_difference(const std::vector<double>& got, const std::vector<double>& expected) {
@@ -112,6 +114,7 @@ void expect_the_cpus_results(const EmulatedEightBit& kernel, const harness::Case
   const EightBitConfig& config = kernel.config;
   SCOPED_TRACE(describe(config) + ": " + spec.describe());
   harness::Call call(spec);
+  if (config.tiling.max_logits) call.ask_for_max_logits();
   const Expected expected = expect(call, recipe_of(config));
   call.prepare(Pass::forward);
   try {
@@ -183,6 +186,7 @@ void expect_as_on_the_cpu(const EmulatedEightBit& kernel, void (*spoil)(harness:
   spec.options.causal = true;
   SCOPED_TRACE(describe(kernel.config));
   harness::Call call(spec);
+  if (kernel.config.tiling.max_logits) call.ask_for_max_logits();
   spoil(call);
   const Expected expected = expect(call, recipe_of(kernel.config));
   call.prepare(Pass::forward);
@@ -197,6 +201,13 @@ void expect_as_on_the_cpu(const EmulatedEightBit& kernel, void (*spoil)(harness:
       const double bound = std::max(lse_tolerance(kernel.config), relative * std::abs(lse[i]));
       ASSERT_NEAR(lse[i], expected.lse[i], bound) << "lse of row " << i;
     }
+  }
+  for (std::size_t i = 0; i < expected.max_logits.size(); ++i) {
+    const double got = call.max_logits.get(static_cast<std::int64_t>(i));
+    const double want = expected.max_logits[i];
+    ASSERT_EQ(std::isnan(got), std::isnan(want)) << "max_logits of row " << i;
+    if (std::isnan(got) || got == want) continue;
+    ASSERT_NEAR(got, want, std::max(1e-4, relative * std::abs(want))) << "max_logits of row " << i;
   }
   for (std::size_t i = 0; i < out.size(); ++i) {
     ASSERT_EQ(std::isnan(out[i]), std::isnan(expected.out[i])) << "out " << i;
@@ -216,7 +227,7 @@ std::vector<EmulatedEightBit> causal_f16_kernels() {
 }
 
 TEST(EmulatedEightBitCorners, NanInAKeyOrAQueryMakesTheRowsThatSeeItNan) {
-  ASSERT_EQ(causal_f16_kernels().size(), 7U);
+  ASSERT_EQ(causal_f16_kernels().size(), 9U);
   for (const EmulatedEightBit& kernel : causal_f16_kernels()) {
     expect_as_on_the_cpu(kernel, [](harness::Call& call) {
       call.k.set(150 * call.spec.head_dim_qk + 3, NAN);

@@ -224,11 +224,14 @@ void run_eight_bit(const EmulatedEightBit& kernel, harness::Call& call, std::uin
   const EightBitParams params = gpu::make_eight_bit_params(
       p, config, {.q = q.scales.data(), .k = k.scales.data(), .v = v.scales.data(), .shift = shift.data()},
       maps, &emulator::encode, 64 * 1024, tile_counter.data());
-  emulator::launch(kernel.kernel, params,
-                   {.blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, 2)),
-                    .threads = static_cast<unsigned>(config.threads()),
-                    .shared_bytes = static_cast<std::size_t>(eight_bit_shared_bytes(config))},
-                   options);
+  const emulator::Grid grid{.blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, 2)),
+                            .threads = static_cast<unsigned>(config.threads()),
+                            .shared_bytes = static_cast<std::size_t>(eight_bit_shared_bytes(config))};
+  if (config.tiling.max_logits) {
+    emulator::launch(kernel.with_maxima, gpu::with_maxima(p, params), grid, options);
+  } else {
+    emulator::launch(kernel.kernel, params, grid, options);
+  }
 }
 
 }  // namespace tandem::kernel_tests

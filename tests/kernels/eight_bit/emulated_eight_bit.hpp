@@ -14,6 +14,7 @@ namespace tandem::kernel_tests {
 struct EmulatedEightBit {
   EightBitConfig config;
   void (*kernel)(EightBitParams);
+  void (*with_maxima)(EightBitParamsWithMaxima) = nullptr;  ///< in its place, where it writes max_logits
 };
 
 /// Every Config family, in three files so that they compile side by side.

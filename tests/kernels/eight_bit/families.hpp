@@ -10,9 +10,24 @@
 
 namespace tandem::kernel_tests {
 
+/// With the largest logit of each row.
+constexpr EightBitConfig with_maxima(EightBitConfig c) {
+  c.tiling.max_logits = true;
+  return c;
+}
+
+template <EightBitConfig config>
+constexpr EmulatedEightBit emulated_eight_bit() {
+  if constexpr (config.tiling.max_logits) {
+    return {config, nullptr, &tandem::eight_bit_forward<config>};
+  } else {
+    return {config, &tandem::eight_bit_forward<config>};
+  }
+}
+
 template <EightBitConfig... configs>
 constexpr std::array<EmulatedEightBit, sizeof...(configs)> emulate_eight_bit() {
-  return {EmulatedEightBit{configs, &tandem::eight_bit_forward<configs>}...};
+  return {emulated_eight_bit<configs>()...};
 }
 
 }  // namespace tandem::kernel_tests

@@ -27,6 +27,17 @@ std::span<const EmulatedEightBit> wide_eight_bit() {
         c.mask.causal = c.mask.varlen = c.schedule.dynamic = c.row_scales = c.v_row_scales = true;
         c.tiling.element = Element::f16;
         return c;
+      }(int8),
+      with_maxima(int8),
+      [](EightBitConfig c) {
+        c.mask.causal = c.schedule.dynamic = true;
+        c.tiling.element = Element::f16;
+        return with_maxima(c);
+      }(int8),
+      [](EightBitConfig c) {
+        c.mask.causal = c.mask.varlen = c.schedule.dynamic = c.row_scales = c.v_row_scales = true;
+        c.tiling.element = Element::f16;
+        return with_maxima(c);
       }(int8)>();
   return kernels;
 }

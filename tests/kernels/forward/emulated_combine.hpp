@@ -7,8 +7,18 @@
 namespace tandem::kernel_tests {
 
 template <auto config>
-constexpr auto combine_of() -> void (*)(ForwardParams) {
-  if constexpr (has_combine<config>) return &tandem::combine<combine_config(config)>;
+constexpr auto combine_of() -> decltype(EmulatedForward::combine) {
+  if constexpr (has_combine<config>) {
+    return []([[maybe_unused]] const Problem& p, const ForwardParams& params, const emulator::Grid& grid,
+              const emulator::Options& options) {
+      constexpr auto kernel = &tandem::combine<combine_config(config)>;
+      if constexpr (config.tiling.max_logits) {
+        emulator::launch(kernel, gpu::with_maxima(p, params), grid, options);
+      } else {
+        emulator::launch(kernel, params, grid, options);
+      }
+    };
+  }
   return nullptr;
 }
 

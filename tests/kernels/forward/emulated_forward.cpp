@@ -329,8 +329,8 @@ void EmulatorRunner::forward(Call& call) {
     if (std::bit_cast<u64>(sum) == ptx::raised_flag) throw emulator::Fault("a flag is left up");
   }
   if (work.combine_ctas == 0) return;
-  emulator::launch(
-      kernel_.combine, params,
+  kernel_.combine(
+      p, params,
       {.blocks = static_cast<unsigned>(work.combine_ctas),
        .threads = 32 * combine_rows,
        .shared_bytes = static_cast<std::size_t>(gpu::visit_forward(

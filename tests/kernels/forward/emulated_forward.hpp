@@ -58,7 +58,9 @@ struct EmulatedForward {
   /// Launches it with `params` and what the Config adds to them; null of a Config with functions.
   void (*launch)(const Problem& p, const ForwardParams& params, const emulator::Grid& grid,
                  const emulator::Options& options);
-  void (*combine)(ForwardParams) = nullptr;               ///< of a Config with splits
+  /// Of a Config with splits, launched with what the kernel was.
+  void (*combine)(const Problem& p, const ForwardParams& params, const emulator::Grid& grid,
+                  const emulator::Options& options) = nullptr;
   void (*lists)(WithFunctions<ForwardParams>) = nullptr;  ///< before a kernel that visits listed blocks
   /// Of a Config with functions, one of these alone.
   void (*functions)(WithFunctions<ForwardParams>) = nullptr;
@@ -85,6 +87,8 @@ std::span<const EmulatedForward> short_tile_forwards();
 /// One for each element type, score transform and bound on the head dimension, that knows every mask and any
 /// lengths.
 std::span<const EmulatedForward> general_forwards();
+/// Those that write the largest logit of each row, in tiles of every kind.
+std::span<const EmulatedForward> maxima_forwards();
 /// Those whose thread blocks share the key blocks of tiles, with what merges the parts.
 std::span<const EmulatedForward> split_forwards();
 /// The same on keys of 8 bits: those that share, and those that do not.
@@ -144,6 +148,8 @@ class EmulatorRunner : public harness::Runner {
   [[nodiscard]] std::string name() const override { return "emulator " + kernel_.config.describe(); }
   [[nodiscard]] std::string refuses(const harness::Case& spec) const override;
   [[nodiscard]] bool splits() const { return kernel_.config.split; }
+  /// The calls that it takes ask for max_logits.
+  [[nodiscard]] bool finds_maxima() const { return kernel_.config.tiling.max_logits; }
   [[nodiscard]] bool in_cluster() const {
     const auto* const decode = std::get_if<DecodeConfig>(&kernel_.config.of_kernel);
     return decode != nullptr && decode->cluster() > 1;

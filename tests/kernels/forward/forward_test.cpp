@@ -36,6 +36,7 @@ std::vector<EmulatedForward> all_forwards() {
                  wide_forwards(),
                  widest_forwards(),
                  short_tile_forwards(),
+                 maxima_forwards(),
                  split_forwards(),
                  heads_as_rows_forwards(),
                  mixed_split_forwards(),
@@ -60,6 +61,7 @@ void expect_the_oracles_results(EmulatorRunner& runner, const harness::Case& spe
   SCOPED_TRACE(runner.name() + ": " + spec.describe());
   ASSERT_EQ(runner.refuses(spec), "");
   harness::Call call(spec);
+  if (runner.finds_maxima()) call.ask_for_max_logits();
   const harness::Expected expected = harness::expect(call, Pass::forward);
   call.prepare(Pass::forward);
   try {

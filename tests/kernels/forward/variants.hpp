@@ -15,6 +15,12 @@ constexpr Config f32_out(Config c) {
   c.tiling.f32_out = true;
   return c;
 }
+/// With the largest logit of each row.
+template <typename Config>
+constexpr Config with_maxima(Config c) {
+  c.tiling.max_logits = true;
+  return c;
+}
 /// Of calls with a split size.
 template <typename Config>
 constexpr Config with_split_size(Config c) {

@@ -30,16 +30,20 @@ template <EightBitConfig C>
 TANDEM_DEVICE void EightBitConsumer<C>::store(const tile::QueryTile& t, float (&o)[outputs],
                                               const Softmax& softmax, const float (&shift)[2]) {
   if constexpr (C.rotated_v) tile::rotate_back<C.tiling.head_dim_v>(o, position, p.forward.head_dim_v);
-  tile::OnlineSoftmax finished;
+  typename Select<C.tiling.max_logits, tile::SoftmaxWithMaxima, tile::OnlineSoftmax>::type finished;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     finished.reference[h] = softmax.has_seen_none(h) ? -ptx::infinity() : softmax.reference[h] + shift[h];
     finished.sum[h] = softmax.sum[h];
+    if constexpr (C.tiling.max_logits) {
+      finished.largest[h] = softmax.has_seen_none(h) ? -ptx::infinity() : softmax.largest_logit[h] + shift[h];
+    }
     // In s8 a query's NaN is known from its marker or scale, even if the query sees no key: then out is 0.
     const int query = t.index.m * C.tiling.block_m + warpgroup * 64 + position.row(h);
     if (C.qk == OperandType::s8 && !t.visible.sees_key(query)) {
       finished.reference[h] = -ptx::infinity();
       finished.sum[h] = 0.0F;
+      if constexpr (C.tiling.max_logits) finished.largest[h] = -ptx::infinity();
 #pragma unroll
       for (int j = 0; j < outputs / 4; ++j) o[4 * j + 2 * h] = o[4 * j + 2 * h + 1] = 0.0F;
     }
@@ -50,7 +54,8 @@ TANDEM_DEVICE void EightBitConsumer<C>::store(const tile::QueryTile& t, float (&
 // ---- Entry ----
 
 template <EightBitConfig C>
-TANDEM_KERNEL __launch_bounds__(C.threads(), 1) eight_bit_forward(const __grid_constant__ EightBitParams p) {
+TANDEM_KERNEL __launch_bounds__(C.threads(), 1)
+    eight_bit_forward(const __grid_constant__ EightBitKernelParams<C> p) {
   static_assert(sizeof(EightBitShared<C>) == eight_bit_shared_bytes(C));
   auto& shared = *reinterpret_cast<EightBitShared<C>*>(ptx::dynamic_shared());
   const int warp = ptx::warp_index();

@@ -40,7 +40,7 @@ struct EightBitConsumer {
   using OutputSum = typename ptx::ByteSum<output_bytes>::type;
   static_assert(C.slice_columns() % 16 == 0);
 
-  const EightBitParams& p;
+  const EightBitKernelParams<C>& p;
   Shared& shared;
   const int warpgroup;
   const int thread;  ///< in the warpgroup
@@ -62,7 +62,8 @@ struct EightBitConsumer {
   bool q_has_nan = false;
   bool k_has_nan = false;
 
-  TANDEM_DEVICE EightBitConsumer(const EightBitParams& params, Shared& s, int warpgroup_, int thread_)
+  TANDEM_DEVICE EightBitConsumer(const EightBitKernelParams<C>& params, Shared& s, int warpgroup_,
+                                 int thread_)
       : p(params),
         shared(s),
         warpgroup(warpgroup_),

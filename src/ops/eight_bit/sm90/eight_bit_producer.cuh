@@ -83,17 +83,22 @@ TANDEM_DEVICE float load_scale(const ScaleArray& scales, int batch, int head, i6
   return ptx::load_global(scales_of(scales, batch, head) + group * scales.stride.group);
 }
 
+/// What the kernel is launched with.
+template <EightBitConfig C>
+using EightBitKernelParams =
+    typename Select<C.tiling.max_logits, EightBitParamsWithMaxima, EightBitParams>::type;
+
 // ---- V in place ----
 
 /// The number of a block of V among those that are transposed.
-TANDEM_DEVICE int value_block(const EightBitParams& p, int batch, int head, int begin_k, int b) {
+TANDEM_DEVICE int value_block(const auto& p, int batch, int head, int begin_k, int b) {
   const int entry = p.forward.packed_k ? 0 : batch;
   return (entry * p.forward.heads_kv + head) * p.transposed.axis_blocks +
          first_block(begin_k, batch, p.forward.packed_k) + b;
 }
 /// The blocks of a sequence's keys that any of its queries sees: those that are transposed.
 template <EightBitConfig C>
-TANDEM_DEVICE tile::BlockRange value_blocks(const EightBitParams& p, const tile::TileIndex& t) {
+TANDEM_DEVICE tile::BlockRange value_blocks(const auto& p, const tile::TileIndex& t) {
   return tile::BlockRange::of<quant_block>(tile::visible_of<C.mask>(p.forward, t), 0, t.seqlen_q);
 }
 
@@ -105,7 +110,7 @@ template <EightBitConfig C>
 struct EightBitLoader {
   using Shared = EightBitShared<C>;
 
-  const EightBitParams& p;
+  const EightBitKernelParams<C>& p;
   Shared& shared;
   const bool leader;
   typename tile::Ring<C.stages>::Position k_at, v_at;
@@ -114,7 +119,7 @@ struct EightBitLoader {
   tile::QueryTile t;
   bool head_is_transposed = false;  ///< all of the tile's V
 
-  TANDEM_DEVICE EightBitLoader(const EightBitParams& params, Shared& s)
+  TANDEM_DEVICE EightBitLoader(const EightBitKernelParams<C>& params, Shared& s)
       : p(params), shared(s), leader(ptx::elect_one()), tiles(params.forward, s.tiles) {}
 
   /// The number of block b on the axis of K's and V's blocks.

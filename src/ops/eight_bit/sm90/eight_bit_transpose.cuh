@@ -32,7 +32,7 @@ struct ValueTransposer {
     }
   };
 
-  const EightBitParams& p;
+  const EightBitKernelParams<C>& p;
   Shared& shared;
   const int warp;  ///< number among those that transpose
   const int lane;
@@ -40,7 +40,7 @@ struct ValueTransposer {
   int first_sequence = 0;  ///< lane 0 has
   int units_before = 0;    ///< that sequences before it have
 
-  TANDEM_DEVICE ValueTransposer(const EightBitParams& params, Shared& s, int warp_)
+  TANDEM_DEVICE ValueTransposer(const EightBitKernelParams<C>& params, Shared& s, int warp_)
       : p(params), shared(s), warp(warp_), lane(static_cast<int>(ptx::thread_index()) % warp_size) {}
 
   TANDEM_DEVICE auto& rows() const { return shared.strips.rows[warp]; }

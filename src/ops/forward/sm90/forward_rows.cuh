@@ -25,8 +25,8 @@ struct ForwardRows : tile::KeyScale<C.has_byte_keys()> {
   static constexpr bool own_blocks = C.schedule.own_blocks;
   /// Blocks without a mask keep their rows' maxima; not those that a mask function is asked about, nor with a
   /// score function those of a warp of which a row has seen no key: -inf may have hidden its first ones.
-  static constexpr bool lazy_blocks =
-      !C.schedule.invariant && !C.schedule.finds_maxima && (!C.functions.mask_function || lists);
+  static constexpr bool lazy_blocks = !C.schedule.invariant && !C.schedule.finds_maxima &&
+                                      !C.tiling.max_logits && (!C.functions.mask_function || lists);
   /// Q is released after the last block's softmax, not to delay it; but not if this warp loads, nor at head
   /// dimension 256, where that would put Q's descriptors into ordinary registers.
   static constexpr bool release_q_late = C.schedule.specialised && outputs <= 96;

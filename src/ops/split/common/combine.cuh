@@ -13,6 +13,10 @@
 
 namespace tandem {
 
+/// What the kernel before it was launched with, as far as this one reads it.
+template <CombineConfig C>
+using CombineParams = typename Select<C.tiling.max_logits, ForwardParamsWithMaxima, ForwardParams>::type;
+
 /// What the threads of a CTA exchange: the weight of each partial result, and O of each group of threads.
 template <CombineConfig C>
 struct CombineShared {
@@ -143,7 +147,7 @@ struct CombineRow {
     float factor = 0.0F;
     const float lse = row_sum.finish(sink != -ptx::infinity(), sink * tile::log2_e, factor);
     tile::Output<C.tiling> output{{}, p, 0, 0};
-    if (thread == 0) output.store_lse(t, own.query, own.head, lse);
+    if (thread == 0) output.store_lse(t, own.query, own.head, lse, row_sum.largest_logit());
     auto* const out = output.out_row(t, own.query, own.head);
 #pragma unroll
     for (int c = 0; c < columns; ++c) {
@@ -221,7 +225,7 @@ TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileInde
   const float lse = all.merge.finish(has_sink, sink * tile::log2_e, factor);
   if (factor == 0.0F) all.clear();
   tile::Output<C.tiling> output{{}, p, 0, 0};
-  tile::store_merged_row<C.tiling>(output, t, own, all.sum, factor, lse);
+  tile::store_merged_row<C.tiling>(output, t, own, all.sum, factor, lse, all.merge.largest_logit());
 }
 
 /// Merges a row of a tile of such a call, whose parts are items [start, start + cost) of the line. False if
@@ -284,7 +288,7 @@ TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group,
 /// those whose tile is written already do not: what waits for this grid's end sees what both have written.
 template <CombineConfig C>
 TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, combine_ctas_per_sm(C))
-    combine(const __grid_constant__ ForwardParams p) {
+    combine(const __grid_constant__ CombineParams<C> p) {
   if (ptx::block_index() + 1 == ptx::grid_size()) return ptx::wait_for_previous_grid();
   const u32 rows = static_cast<u32>(p.part_rows);
   const u32 groups = C.invariant ? rows / combine_rows : static_cast<u32>(p.split_blocks);
