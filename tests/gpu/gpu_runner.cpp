@@ -166,12 +166,19 @@ std::string GpuRunner::refuses(const harness::Case& spec) const {
   return {};
 }
 
+std::string GpuRunner::refuses_max_logits(const harness::Case& spec) const {
+  if (lacks_kernels() || has_wide_heads(spec)) return "no kernel finds them";
+  const bool functions = !spec.score_function.empty() || !spec.mask_function.empty();
+  return functions || spec.options.dropout_p > 0.0F ? "no kernel with functions finds them" : "";
+}
+
 void GpuRunner::forward(Call& call) {
   run(
       call, call.forward_args(),
       [&](DeviceBoxes& boxes, ForwardArgs& args) {
         boxes.move(args.out, call.out);
         boxes.move(args.lse, call.lse);
+        boxes.move(args.max_logits, call.max_logits);
       },
       [](const ForwardArgs& args, const Execution& execution) { tandem::forward(args, execution); });
 }
@@ -191,6 +198,7 @@ void GpuRunner::backward(Call& call) {
         boxes.move(args.lse, call.lse);
         boxes.move(args.dout, call.dout);
         boxes.move(args.dlse, call.dlse);
+        if (args.options.backward_precision != Precision::exact) boxes.move(args.max_logits, call.max_logits);
         boxes.move(args.dq, call.dq);
         boxes.move(args.dk, call.dk);
         boxes.move(args.dv, call.dv);

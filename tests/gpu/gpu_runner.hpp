@@ -18,6 +18,7 @@ class GpuRunner : public harness::Runner {
  public:
   [[nodiscard]] std::string name() const override { return "gpu"; }
   [[nodiscard]] std::string refuses(const harness::Case& spec) const override;
+  [[nodiscard]] std::string refuses_max_logits(const harness::Case& spec) const override;
   void forward(harness::Call& call) override;
   /// Without a split size, where keys are shared among CTAs follows from the lengths of the whole batch.
   [[nodiscard]] bool keeps_bits_beside_others(const harness::Case& spec) const override {

@@ -30,5 +30,7 @@ GradientsExpected expect_gradients_in_8_bits(const Call& call, Accumulators accu
 
 /// Whether the gradients are within the bounds, element by element.
 testing::AssertionResult follows_recipe(const Call& call, const GradientsExpected& expected);
+/// Whether tensor cores' are so as a whole.
+testing::AssertionResult is_near(const Call& call, const GradientsExpected& expected);
 
 }  // namespace tandem::harness
