@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import harness
-from gpu_tables import mask_of
+from gpu_tables import mask_of, number
 
 try:
     import torch
@@ -145,16 +145,27 @@ def million(program: Path) -> dict:
 
 
 def precision_cells(program: Path, cells: list[dict], settings: list[str], rounds: int) -> list[dict]:
-    """The 16-bit forward; of every setting the kernel alone and the whole call."""
-    changes: dict[str, dict] = {"16-bit": {}}
+    """The 16-bit call; of every setting forward the kernel alone and the whole call, backward (of int8) the
+    whole call and that behind its forward."""
+    changes: dict[str, dict[str, dict]] = {
+        "forward": {"16-bit": {}},
+        "backward": {"16-bit": {}, "16-bit with forward": {"pass": "both"}},
+    }
     for setting in settings:
-        changes[f"{setting} kernel"] = {"pass": "quantized", "precision": setting}
-        changes[f"{setting} whole"] = {"precision": setting}
-    variants = Variants(program, changes)
+        changes["forward"][f"{setting} kernel"] = {"pass": "quantized", "precision": setting}
+        changes["forward"][f"{setting} whole"] = {"precision": setting}
+    if "int8" in settings:
+        gradients = {"precision": "int8", "backward_precision": "int8"}
+        changes["backward"]["int8 whole"] = gradients
+        changes["backward"]["int8 with forward"] = {"pass": "both", **gradients}
     results = []
-    for cell in cells:
-        prepared, times = variants.measure(cell, rounds)
-        results.append({**cell, "us": times, "tflops": harness.tflops(prepared["16-bit"]["flops"], times)})
+    for which, of_pass in itertools.groupby(cells, lambda cell: cell["pass"]):
+        variants = Variants(program, changes[which])
+        for cell in of_pass:
+            prepared, times = variants.measure(cell, rounds)
+            rates = harness.tflops(1.0, times).items()
+            tflops = {name: prepared[name]["flops"] * rate for name, rate in rates}
+            results.append({**cell, "us": times, "tflops": tflops})
     return results
 
 
@@ -164,11 +175,11 @@ def print_precision(document: dict) -> None:
     gemm = document.get("gemm_fp8_tflops")
     print(f"FP8 GEMM ceiling {gemm and round(gemm, 1)} TFLOP/s")
     rows = (
-        [entry["dtype"], entry["head_dim"], mask_of(entry), entry["seqlen"]]
-        + [f"{entry['tflops'][n]:.1f}" for n in names]
+        [entry["pass"], entry["dtype"], entry["head_dim"], mask_of(entry), entry["seqlen"]]
+        + [number(entry["tflops"].get(n), 1) for n in names]
         for entry in entries
     )
-    print(*harness.markdown_table(["dtype", "head_dim", "mask", "seqlen", *names], rows), sep="\n")
+    print(*harness.markdown_table(["pass", "dtype", "head_dim", "mask", "seqlen", *names], rows), sep="\n")
 
 
 def print_varlen(entries: list[dict]) -> None:

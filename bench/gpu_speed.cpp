@@ -21,6 +21,8 @@
 //                          quantized=1: q, k and v are 8-bit already; the same pass arranges all of them
 //                          (in a whole call in_place=0 arranges them, in_place=1 reads e4m3 where it is)
 //   problem pass=quantized precision=fp8 ... the 8-bit attention kernel alone
+//   problem pass=both ...  the forward call and the backward one; backward_precision=int8 precision=int8 has
+//                          gradients in 8 bits, which are not compared
 //   round MILLISECONDS     runs for about that long -> {"us": mean time of a call, "calls": n}
 //
 // An error is answered by {"error": "..."}; the next command starts afresh.
@@ -47,6 +49,7 @@
 #include "ops/decode/plan.hpp"
 #include "ops/eight_bit/launch.hpp"
 #include "ops/eight_bit/plan.hpp"
+#include "ops/eight_bit_backward/plan.hpp"
 #include "ops/forward/plan.hpp"
 #include "ops/forward/sm80_plan.hpp"
 #include "ops/latent/plan.hpp"
@@ -74,11 +77,14 @@ std::int64_t take(Words& words, const std::string& name, std::int64_t otherwise)
   return value;
 }
 
-Precision precision_of(const std::string& name) {
+/// Takes a precision out of `words`; exact if it is not there.
+Precision take_precision(Words& words, const std::string& name) {
+  const auto word = words.extract(name);
+  if (word.empty()) return Precision::exact;
   for (const Precision precision : {Precision::fp8, Precision::int8}) {
-    if (name == name_of(precision)) return precision;
+    if (word.mapped() == name_of(precision)) return precision;
   }
-  invalid("precision: " + name + " is none");
+  invalid(name + ": " + word.mapped() + " is none");
 }
 
 std::size_t free_bytes() {
@@ -87,20 +93,6 @@ std::size_t free_bytes() {
   std::size_t total = 0;
   gpu::check(gpu::driver().memory_get_info(&free, &total), "cuMemGetInfo");
   return free;
-}
-
-/// "131072,1000x16": one of 131072 and a thousand of 16.
-std::vector<std::int64_t> parse_lengths(const std::string& text) {
-  std::vector<std::int64_t> lengths;
-  std::istringstream in(text);
-  for (std::string part; std::getline(in, part, ',');) {
-    const std::size_t times = part.find('x');
-    const std::int64_t count = times == std::string::npos ? 1 : std::stoll(part.substr(0, times));
-    const std::int64_t length = std::stoll(times == std::string::npos ? part : part.substr(times + 1));
-    if (count < 1 || length < 0) invalid("lengths: " + part + " is not LENGTH or COUNTxLENGTH");
-    lengths.insert(lengths.end(), static_cast<std::size_t>(count), length);
-  }
-  return lengths;
 }
 
 /// What the pass of that name times of an 8-bit call.
@@ -136,7 +128,7 @@ class Bench {
     head_dim_qk_ = take(words, "head_dim", 128);
     head_dim_v_ = take(words, "head_dim_v", head_dim_qk_);
     if (const auto at = words.find("lengths"); at != words.end()) {
-      pack(parse_lengths(at->second));
+      pack(bench::parse_lengths(at->second));
       words.erase(at);
     }
     const std::int64_t page_size = take(words, "page_size", 0);
@@ -148,10 +140,8 @@ class Bench {
     options.softcap = static_cast<float>(take(words, "softcap", 0));
     options.strict = take(words, "strict", 0) != 0;
     options.deterministic = take(words, "deterministic", 0) != 0;
-    if (const auto at = words.find("precision"); at != words.end()) {
-      options.precision = precision_of(at->second);
-      words.erase(at);
-    }
+    options.precision = take_precision(words, "precision");
+    options.backward_precision = take_precision(words, "backward_precision");
     const DType sixteen = words["dtype"] == "f16" ? DType::f16 : DType::bf16;
     words.erase("dtype");
     pass_ = words["pass"];
@@ -193,7 +183,8 @@ class Bench {
   }
 
  private:
-  [[nodiscard]] bool is_backward() const { return pass_ == "backward"; }
+  [[nodiscard]] bool with_forward() const { return pass_ == "both"; }
+  [[nodiscard]] bool is_backward() const { return pass_ == "backward" || with_forward(); }
 
   /// Makes it a call of packed sequences.
   void pack(const std::vector<std::int64_t>& lengths) {
@@ -238,10 +229,14 @@ class Bench {
       gradients_.dk = tensor(sixteen, rows_k_, heads_kv_, head_dim_qk_);
       gradients_.dv = tensor(sixteen, rows_k_, heads_kv_, head_dim_v_);
     }
-    tensors_.emplace_back(0, static_cast<std::size_t>(batch_ * heads_q_ * rows_q_) * sizeof(float));
-    void* const lse = tensors_.back().data();
-    args_.lse = lengths_.empty() ? Tensor(lse, DType::f32, {batch_, heads_q_, rows_q_}, cuda)
-                                 : Tensor(lse, DType::f32, {heads_q_, rows_q_}, cuda);
+    const auto of_row = [&] {
+      tensors_.emplace_back(0, static_cast<std::size_t>(batch_ * heads_q_ * rows_q_) * sizeof(float));
+      void* const data = tensors_.back().data();
+      return lengths_.empty() ? Tensor(data, DType::f32, {batch_, heads_q_, rows_q_}, cuda)
+                              : Tensor(data, DType::f32, {heads_q_, rows_q_}, cuda);
+    };
+    args_.lse = of_row();
+    if (args_.options.backward_precision != Precision::exact) args_.max_logits = of_row();
   }
 
   /// The call is of the keys in pages then; `contiguous_` is what it was.
@@ -254,12 +249,17 @@ class Bench {
   /// Plans the call with the fields of the Config that `words` has, which it takes out.
   void plan(Words& words) {
     if (is_backward()) {
-      forward(args_, {.stream = stream_.get()});  // out and LSE
+      forward(args_, {.stream = stream_.get()});  // out, LSE and max_logits
       stream_.synchronize();
       static_cast<AttentionInputs&>(gradients_) = args_;
       gradients_.options = args_.options;
       gradients_.out = args_.out;
       gradients_.lse = args_.lse;
+      gradients_.max_logits = args_.max_logits;
+    }
+    if (with_forward()) {
+      forward_steps_ = *plan_gpu(make_problem(args_, Memory::present)).gpu;
+      forward_workspace_ = gpu::DeviceBuffer(0, forward_steps_.workspace.bytes());
     }
     p_ = is_backward() ? make_problem(gradients_, Memory::present) : make_problem(args_, Memory::present);
     gpu::KernelConfig config = plan_gpu(p_).gpu->config;
@@ -276,6 +276,7 @@ class Bench {
 
   [[nodiscard]] std::string objection(const gpu::KernelConfig& config) const {
     if (const auto* c = std::get_if<EightBitConfig>(&config)) return eight_bit_objection(*c);
+    if (const auto* c = std::get_if<EightBitBackwardConfig>(&config)) return eight_bit_backward_objection(*c);
     if (is_backward())
       return gpu::visit_backward(config, [](const auto& c) { return backward_objection(c); });
     return gpu::visit_forward(config, [](const auto& c) { return forward_objection(c); });
@@ -289,7 +290,10 @@ class Bench {
     });
   }
 
-  void call() { gpu::run(steps_, stream_.get(), workspace_.data()); }
+  void call() {
+    if (with_forward()) gpu::run(forward_steps_, stream_.get(), forward_workspace_.data());
+    gpu::run(steps_, stream_.get(), workspace_.data());
+  }
 
   /// Milliseconds of `calls` calls in a row.
   double time(int calls) {
@@ -311,8 +315,10 @@ class Bench {
     const Window window = window_of(p_, 0);
     for (const std::int64_t length : lengths_) of_a_head += counted_pairs(window, length, length);
     if (!p_.packed_q) of_a_head = counted_pairs(window, p_.rows_q, p_.rows_k) * static_cast<double>(p_.batch);
-    return (is_backward() ? 5.0 : 2.0) * of_a_head *
-           static_cast<double>(p_.heads_q * (p_.head_dim_qk + p_.head_dim_v));
+    return (with_forward()  ? 7.0
+            : is_backward() ? 5.0
+                            : 2.0) *
+           of_a_head * static_cast<double>(p_.heads_q * (p_.head_dim_qk + p_.head_dim_v));
   }
 
   static constexpr Device cuda{.kind = Device::Kind::cuda, .index = 0};
@@ -330,9 +336,9 @@ class Bench {
   BackwardArgs gradients_;
   Problem p_;
   Problem contiguous_;  ///< the same call on the keys before they were put into pages
-  gpu::Steps steps_;
+  gpu::Steps steps_, forward_steps_;
   std::vector<gpu::DeviceBuffer> tensors_;
-  gpu::DeviceBuffer offsets_, used_, workspace_;
+  gpu::DeviceBuffer offsets_, used_, workspace_, forward_workspace_;
   bench::KeyPages pages_;
   gpu::Stream stream_{0};
   gpu::Event start_{0};

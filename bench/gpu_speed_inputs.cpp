@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <numeric>
 #include <random>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "cpu/common/convert.hpp"
@@ -59,6 +61,20 @@ gpu::DeviceBuffer random_tensor(std::size_t elements, DType dtype, unsigned seed
   }
   gpu::synchronize(0);
   return buffer;
+}
+
+std::vector<std::int64_t> parse_lengths(const std::string& text) {
+  std::vector<std::int64_t> lengths;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, ',');) {
+    const std::size_t times = part.find('x');
+    const std::int64_t count = times == std::string::npos ? 1 : std::stoll(part.substr(0, times));
+    const std::int64_t length = std::stoll(times == std::string::npos ? part : part.substr(times + 1));
+    if (count < 1 || length < 0)
+      throw Error(Status::invalid_argument, "lengths: " + part + " is not LENGTH or COUNTxLENGTH");
+    lengths.insert(lengths.end(), static_cast<std::size_t>(count), length);
+  }
+  return lengths;
 }
 
 KeyPages put_into_pages(ForwardArgs& args, const gpu::DeviceBuffer& k, const gpu::DeviceBuffer& v,

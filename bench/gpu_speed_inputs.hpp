@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "gpu/device.hpp"
 #include "tandem/attention.hpp"
@@ -12,6 +14,9 @@ namespace tandem::bench {
 /// Device memory of normal numbers, or their quantized values of scale 1 (e4m3) or 1 / 32 (s8): four million
 /// drawn, then repeated, at no place in a row or head where they were before.
 gpu::DeviceBuffer random_tensor(std::size_t elements, DType dtype, unsigned seed);
+
+/// "131072,1000x16": one of 131072 and a thousand of 16.
+std::vector<std::int64_t> parse_lengths(const std::string& text);
 
 /// How rows and heads of a page follow each other. `interleaved`: rows before heads, and V of a page follows
 /// its K; else all pages of V follow those of K.
