@@ -313,7 +313,6 @@ Examples:
   tandem tune --seqlen 8192 --causal no --block-n 64,80,96 --stages 2,3,4
   tandem tune --head-dim 64 --seqlen 512,2048 --teams 1,2 --block-m 64,128 --q-stages 1,2 --json > tune.json
   tandem tune --head-dim 256 --dtype f16 --output-late 0,1
-  tandem tune --head-dim 576 --head-dim-v 512 --v-in-k --heads 128 --heads-kv 1 --queries 1 --seesaw 0,1
   tandem tune --pass backward --pingpong 0,1 --q-stages 2,3
   tandem tune --pass backward --deterministic 0,1)");
   command->callback([options, &chosen] { chosen = [options] { return run_tune(*options); }; });

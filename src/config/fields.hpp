@@ -124,8 +124,8 @@ struct MembersOf<DecodeConfig>
               &DecodeConfig::keys, &DecodeConfig::transform, &DecodeConfig::schedule, &DecodeConfig::key_type,
               &DecodeConfig::row_scales> {};
 template <>
-struct MembersOf<LatentSchedule> : Members<&LatentSchedule::dynamic, &LatentSchedule::split,
-                                           &LatentSchedule::invariant, &LatentSchedule::seesaw> {};
+struct MembersOf<LatentSchedule>
+    : Members<&LatentSchedule::dynamic, &LatentSchedule::split, &LatentSchedule::invariant> {};
 template <>
 struct MembersOf<LatentConfig>
     : Members<&LatentConfig::tiling, &LatentConfig::stages, &LatentConfig::q_stages, &LatentConfig::mask,

@@ -151,12 +151,6 @@ class ShippedLatent : public ShippedForwards {};
 TEST_P(ShippedLatent, HasNoLocalMemory) {
   expect_all_fast(shipped_latent_configs());
 }
-/// Seesaws are not in the set: `tandem tune` asks for them.
-TEST_P(ShippedLatent, HasNoneWithASeesaw) {
-  std::vector<LatentConfig> configs = shipped_latent_configs();
-  for (LatentConfig& config : configs) config.schedule.seesaw = true;
-  expect_all_fast(configs);
-}
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedLatent, ShippedSet::groups_of(shipped_latent_configs().size()));
 
 class ShippedEightBit : public ShippedSet {};

@@ -186,12 +186,6 @@ TEST(WideHeadsLegality, NamesTheRuleThatIsBroken) {
     return text.find(part) != std::string::npos;
   };
   EXPECT_EQ(objection([](LatentConfig&) {}), "");
-  EXPECT_EQ(objection([](LatentConfig& c) { c.schedule.seesaw = true; }), "");
-  EXPECT_TRUE(has(objection([](LatentConfig& c) {
-                    c.schedule.seesaw = true;
-                    c.v_in_k = c.pairs = false;
-                  }),
-                  "a seesaw takes v_in_k"));
   EXPECT_TRUE(has(objection([](LatentConfig& c) { c.stages = 1; }), "two stages"));
   EXPECT_TRUE(has(objection([](LatentConfig& c) { c.tiling.head_dim_v = 448; }), "448"));
   EXPECT_TRUE(has(objection([](LatentConfig& c) { c.tiling.block_m = 128; }), "128 x 64"));

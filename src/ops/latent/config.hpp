@@ -11,9 +11,6 @@ struct LatentSchedule {
   bool dynamic = false;  ///< this and the others as ForwardSchedule has them
   bool split = false;
   bool invariant = false;
-  /// Two warpgroups score every second block of keys each, and have half of the columns of O each; else one
-  /// scores them all for two that have O (sm90/seesaw.cuh).
-  bool seesaw = false;
 
   constexpr bool operator==(const LatentSchedule&) const = default;
 };
@@ -25,7 +22,7 @@ struct LatentConfig {
   static constexpr OperandType key_type = OperandType::input;
   static constexpr bool row_scales = false;
   static constexpr Functions functions{};
-  static constexpr int column_slices = 2;  ///< warpgroups that share the columns of O
+  static constexpr int column_slices = 2;  ///< warpgroups that share the columns of O, beside one that scores
   static constexpr int least_blocks = 4;   ///< a partial result is as large as two blocks of keys
 
   Tiling tiling{.block_m = 64, .block_n = 64};
@@ -47,14 +44,10 @@ struct LatentConfig {
   [[nodiscard]] static constexpr int consumers() { return 1; }
   /// CTAs of a cluster, which have one share of the line of key blocks (tile/split.cuh).
   [[nodiscard]] constexpr int cluster() const { return pairs ? 2 : 1; }
-  /// Warps that walk over the tiles beside the producer.
-  [[nodiscard]] constexpr int walking_warps() const { return schedule.seesaw ? 1 : 4; }
-  [[nodiscard]] constexpr int warps_of_q() const { return schedule.seesaw ? 8 : 4; }
   [[nodiscard]] static constexpr int warps_of_k() { return 4; }
   [[nodiscard]] static constexpr int warps_of_v() { return 4 * column_slices; }
-  [[nodiscard]] constexpr int threads() const { return 128 * (column_slices + (schedule.seesaw ? 1 : 2)); }
-  [[nodiscard]] constexpr RegisterSplit registers() const {
-    if (schedule.seesaw) return {.producer = 56, .consumer = 224};
+  [[nodiscard]] static constexpr int threads() { return 128 * (column_slices + 2); }
+  [[nodiscard]] static constexpr RegisterSplit registers() {
     return {.producer = 56, .consumer = 176, .scorer = 104};
   }
 };
@@ -79,8 +72,7 @@ constexpr int loaded_key_groups(const LatentConfig& c) {
 
 /// Dynamic shared memory of the kernel.
 constexpr int forward_shared_bytes(const LatentConfig& c) {
-  const int sums = c.schedule.seesaw ? 128 * 8 : 64 * 4;
-  const int exchange = c.tiling.block_m * c.tiling.block_n * 2 + 2 * 64 * 4 + sums + 256;
+  const int exchange = c.tiling.block_m * c.tiling.block_n * 2 + 3 * 64 * 4 + 256;
   return loaded_shared_bytes(c, loaded_key_groups(c)) + (exchange + 1023) / 1024 * 1024;
 }
 constexpr int ctas_per_sm(const LatentConfig& /*c*/) {

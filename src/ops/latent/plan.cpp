@@ -74,13 +74,12 @@ std::vector<LatentConfig> shipped_latent_configs() {
 }
 
 int forward_registers(const LatentConfig& c) {
-  // Without a seesaw another warpgroup has the scores, and P.
-  const int of_scores = c.schedule.seesaw ? c.tiling.block_n / 2 + c.tiling.block_n / 4 : 0;
-  return c.tiling.head_dim_v / latent_slices / 2 + of_scores + forward_other_registers;
+  return c.tiling.head_dim_v / latent_slices / 2 +
+         forward_other_registers;  // other warpgroups have the scores
 }
 
-int forward_register_limit(const LatentConfig& c) {
-  return c.registers().consumer;
+int forward_register_limit(const LatentConfig& /*c*/) {
+  return LatentConfig::registers().consumer;
 }
 
 std::string forward_objection(const LatentConfig& c) {
@@ -95,7 +94,6 @@ std::string forward_objection(const LatentConfig& c) {
                        c.tiling.head_dim_v, 256 * latent_slices);
   if (c.v_in_k && (c.stages < 2 || c.tiling.head_dim_v > c.tiling.head_dim_qk))
     return "v_in_k takes two stages, and a v no wider than k";
-  if (c.schedule.seesaw && !c.v_in_k) return "a seesaw takes v_in_k: K's tiles tell when V is free";
   if (c.pairs && (!c.v_in_k || !c.schedule.split || c.schedule.invariant || !c.tiling.heads_as_rows))
     return "pairs of tiles take v_in_k, heads as rows, and split without a split size";
   if (c.tiling.block_m != 64 || c.tiling.block_n % (16 * latent_slices) != 0 || c.tiling.block_n > 64)

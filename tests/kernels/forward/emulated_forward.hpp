@@ -127,9 +127,6 @@ std::span<const EmulatedForward> decode_bytes_forwards();
 std::span<const EmulatedForward> wide_heads_forwards();
 /// The same in clusters of two CTAs.
 std::span<const EmulatedForward> pair_forwards();
-/// Those whose warpgroups score every second block each, of one CTA and of clusters of two.
-std::span<const EmulatedForward> seesaw_forwards();
-std::span<const EmulatedForward> seesaw_pair_forwards();
 /// The same up to the widest heads, with every mask and any lengths, for the contract.
 std::span<const EmulatedForward> widest_heads_forwards();
 

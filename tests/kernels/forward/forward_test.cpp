@@ -25,8 +25,7 @@ std::vector<EmulatedForward> all_of(std::initializer_list<std::span<const Emulat
 std::vector<EmulatedForward> group_forwards() {
   std::vector<EmulatedForward> groups =
       all_of({heads_as_rows_forwards(), mixed_heads_as_rows_forwards(), row_scales_heads_as_rows_forwards(),
-              decode_forwards(), decode_bytes_forwards(), wide_heads_forwards(), seesaw_forwards(),
-              grouped_sm80_forwards()});
+              decode_forwards(), decode_bytes_forwards(), wide_heads_forwards(), grouped_sm80_forwards()});
   std::erase_if(groups, [](const EmulatedForward& kernel) { return !kernel.config.tiling.heads_as_rows; });
   return groups;
 }
@@ -49,8 +48,6 @@ std::vector<EmulatedForward> all_forwards() {
                  decode_bytes_forwards(),
                  wide_heads_forwards(),
                  pair_forwards(),
-                 seesaw_forwards(),
-                 seesaw_pair_forwards(),
                  sm80_forwards(),
                  split_sm80_forwards(),
                  grouped_sm80_forwards()});
@@ -305,26 +302,6 @@ TEST(EmulatedGroup, HeadsAsRowsChangeNoBitOfACallWithASplitSize) {
   EXPECT_GE(compared, 14U);
 }
 
-/// Blocks are added in their order, whichever warpgroup scores them: one, an even and an odd number.
-TEST(EmulatedSeesaw, ChangesNoBit) {
-  std::size_t compared = 0;
-  for (const EmulatedForward& seesaw : all_of({seesaw_forwards(), seesaw_pair_forwards()})) {
-    auto same = std::get<LatentConfig>(seesaw.config.of_kernel);
-    same.schedule.seesaw = false;
-    for (const EmulatedForward& plain : all_of({wide_heads_forwards(), pair_forwards()})) {
-      if (plain.config.of_kernel != gpu::KernelConfig(same)) continue;
-      for (const std::int64_t keys : {50, 128, 150, 300}) {
-        const bool pairs = seesaw.config.pairs;
-        harness::Case spec = one_head(seesaw.config, pairs ? 1 : 6, keys);
-        change(spec, {.heads_q = pairs ? 128 : 12, .window_left = -1, .sink = pairs, .lse = true});
-        EXPECT_EQ(results_of(seesaw, spec), results_of(plain, spec)) << seesaw.config.describe();
-        ++compared;
-      }
-    }
-  }
-  EXPECT_GE(compared, 40U);
-}
-
 /// Nor of a call by the family sm80 without one, whose blocks have as many keys.
 TEST(EmulatedGroup, HeadsAsRowsOfSm80ChangeNoBit) {
   std::size_t compared = 0;
@@ -360,7 +337,7 @@ std::vector<EmulatedForward> causal_forwards() {
 
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedGroupTest, ::testing::ValuesIn(group_forwards()), name_of);
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedPairsTest,
-                         ::testing::ValuesIn(all_of({pair_forwards(), seesaw_pair_forwards()})), name_of);
+                         ::testing::ValuesIn(pair_forwards().begin(), pair_forwards().end()), name_of);
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedForwardTest, ::testing::ValuesIn(all_forwards()), name_of);
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedCausalForwardTest, ::testing::ValuesIn(causal_forwards()),
                          name_of);

@@ -32,12 +32,6 @@ constexpr LatentConfig in_pairs(LatentConfig c) {
   return c;
 }
 
-/// Whose warpgroups score every second block each.
-constexpr LatentConfig as_seesaw(LatentConfig c) {
-  c.schedule.seesaw = true;
-  return c;
-}
-
 /// Of calls without lengths, whose tiles come from a counter.
 constexpr LatentConfig dense(LatentConfig c, bool causal) {
   c.mask = {.causal = causal};
@@ -85,41 +79,16 @@ std::span<const EmulatedForward> pair_forwards() {
   return kernels;
 }
 
-std::span<const EmulatedForward> seesaw_forwards() {
-  static constexpr auto kernels =
-      emulate<as_seesaw(in_k(halves(bf16, 192, 128, rows, true))),
-              as_seesaw(in_k(halves(f16, 320, 256, pages, true))),
-              as_seesaw(in_k(halves(f16, 192, 128, padded_pages, true, softcap), 3)),
-              as_seesaw(in_k(halves(bf16, 128, 128, entries, false))),
-              as_seesaw(dense(in_k(halves(bf16, 192, 128, rows, false)), true)),
-              as_seesaw(dense(in_k(halves(bf16, 192, 128, rows, false)), false)),
-              as_seesaw(with_split_size(in_k(halves(bf16, 192, 128, pages, true)))),
-              as_seesaw(with_split_size(in_k(halves(bf16, 192, 128, rows, false)))),
-              as_seesaw(by_sequence(in_k(halves(bf16, 192, 128, pages, true)))),
-              as_seesaw(f32_out(in_k(halves(bf16, 192, 128, pages, true)))),
-              as_seesaw(in_k(halves(bf16, 576, 512, pages, true)))>();
-  return kernels;
-}
-
-std::span<const EmulatedForward> seesaw_pair_forwards() {
-  static constexpr auto kernels =
-      emulate<as_seesaw(in_pairs(in_k(halves(bf16, 192, 128, rows, true)))),
-              as_seesaw(in_pairs(in_k(halves(f16, 320, 256, pages, true, scaled)))),
-              as_seesaw(in_pairs(in_k(halves(bf16, 192, 128, entries, true), 3))),
-              as_seesaw(in_pairs(in_k(halves(bf16, 576, 512, pages, true))))>();
-  return kernels;
-}
-
 std::span<const EmulatedForward> widest_heads_forwards() {
   constexpr auto widest = [](Element element, KeySource keys, bool split, ScoreTransform transform = raw) {
     return halves(element, 576, 512, keys, split, transform);
   };
   static constexpr auto kernels =
-      emulate<in_pairs(in_k(widest(bf16, rows, true))), as_seesaw(in_pairs(in_k(widest(f16, pages, true)))),
-              as_seesaw(in_k(widest(bf16, rows, true))), in_k(widest(f16, pages, true)),
-              widest(bf16, rows, true), widest(bf16, pages, true), widest(bf16, entries, true),
-              widest(bf16, padded_pages, true), widest(bf16, rows, true, softcap), widest(f16, rows, false),
-              widest(f16, pages, false), widest(f16, entries, false), widest(f16, rows, false, scaled),
+      emulate<in_pairs(in_k(widest(bf16, rows, true))), in_pairs(in_k(widest(f16, pages, true))),
+              in_k(widest(bf16, rows, true)), in_k(widest(f16, pages, true)), widest(bf16, rows, true),
+              widest(bf16, pages, true), widest(bf16, entries, true), widest(bf16, padded_pages, true),
+              widest(bf16, rows, true, softcap), widest(f16, rows, false), widest(f16, pages, false),
+              widest(f16, entries, false), widest(f16, rows, false, scaled),
               with_split_size(widest(bf16, rows, true)), with_split_size(widest(bf16, pages, true)),
               with_split_size(widest(bf16, rows, false))>();
   return kernels;

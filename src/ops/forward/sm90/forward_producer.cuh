@@ -28,24 +28,6 @@ requires requires {
 }
 constexpr bool gathers<C> = C.gathers();
 
-/// Warps that walk over the tiles beside the producer.
-template <auto C>
-constexpr int walking_warps = 4 * C.consumers();
-template <auto C>
-requires requires {
-  C.walking_warps();
-}
-constexpr int walking_warps<C> = C.walking_warps();
-
-/// Warps that read a tile of Q.
-template <auto C>
-constexpr int warps_of_q = 4;
-template <auto C>
-requires requires {
-  C.warps_of_q();
-}
-constexpr int warps_of_q<C> = C.warps_of_q();
-
 /// What the kernel is launched with, but for functions.
 template <auto C>
 using ForwardPlainParams = typename Select<
@@ -126,12 +108,12 @@ struct ForwardShared {
       k_ring.init(C.warps_of_k(), filling_arrivals<C>);
     }
     v_ring.init(C.warps_of_v(), filling_arrivals<C>);
-    for (int w = 0; w < C.consumers(); ++w) q_ring[w].init(warps_of_q<C>);
+    for (int w = 0; w < C.consumers(); ++w) q_ring[w].init(4);
     if constexpr (converts<C>) {
       byte_rings.k.init(converting_warps);
       byte_rings.v.init(converting_warps);
     }
-    tiles.ring.init(walking_warps<C> + (converts<C> ? converting_warps : 0) +
+    tiles.ring.init(C.consumers() * 4 + (converts<C> ? converting_warps : 0) +
                     (gathers<C> ? gathering_warps - 1 : 0));
     ptx::fence_mbarrier_init();
   }

@@ -32,9 +32,8 @@ struct KeyGroups {
   static constexpr int strips(int group) {
     return (group < rest ? C.tiling.head_dim_qk - C.tiling.head_dim_v : width) / strip;
   }
-  /// Warps that give it back: those that score, and of V those of one other warpgroup. With a seesaw these
-  /// alone do, which have P after the scores.
-  static constexpr int warps(int group) { return group < rest || C.schedule.seesaw ? 4 : 8; }
+  /// Warps that read it: those that score, and of V those of one other warpgroup.
+  static constexpr int warps(int group) { return group < rest ? 4 : 8; }
 };
 
 /// Strips [first, first + count) of a tile, as what is loaded.
