@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import tandem
 import torch
 from distributed_pool import Pool
-from tandem.distributed import Layout, _gather, context_parallel_attention
+from tandem import _call, _run
+from tandem.distributed import Layout, _gather, _parts, context_parallel_attention
+from tandem.distributed._calls import Group
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -106,3 +109,29 @@ def test_heads_hold_keys_twice(pool: Pool) -> None:
     unit, dk or dv, goes, comes and is added up."""
     found = _in_units(pool, "zigzag", "heads", HEADS * 2 * DIM * 4 // 4)
     assert found == [(4, 4)] * 4
+
+
+@pytest.mark.parametrize("heads", [slice(0, 8), slice(2, 4)])
+def test_what_is_merged_has_one_layout(heads: slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As GPUs want it; the CPU takes any. Rows 4 to 44 of 64 get a call, and then another."""
+    q, k, v = (torch.randn(2, rows, h, DIM) for rows, h in ((64, HEADS_Q), (48, HEADS), (48, HEADS)))
+    q, k, v = (
+        t.bfloat16() for t in (q[:, :, heads], *(t[:, :, heads.start // 2 : heads.stop // 2] for t in (k, v)))
+    )
+    whole = _parts.Rows.of(torch.empty(2, 64, HEADS_Q, DIM), DIM, False)
+    rows = _parts.Rows(whole.out[:, :, heads], whole.lse[:, heads])
+    layouts: list[set[tuple[int, ...]]] = []
+
+    def looked_at(outs: list[Tensor], lses: list[Tensor], *rest: Any) -> Any:
+        layouts.extend({t.stride() for t in tensors} for tensors in (outs, lses))
+        return merge(outs, lses, *rest)
+
+    merge = _run.merge
+    monkeypatch.setattr(_run, "merge", looked_at)
+    for keys in (slice(0, 20), slice(20, 48)):
+        group = Group(-1, -1, [(4, 44, 0, keys.stop - keys.start)], [(0, 0, 0, 1)])
+        _parts.forward(group, _parts.Options(_call.Call()), q, k[:, keys], v[:, keys], rows)
+    assert layouts and all(len(strides) == 1 for strides in layouts)
+    out, lse = tandem.attention(q[:, 4:44], k, v, return_lse=True)
+    torch.testing.assert_close(rows.out[:, 4:44].to(out.dtype), out, rtol=0.02, atol=0.01)
+    torch.testing.assert_close(rows.lse[:, :, 4:44], lse)

@@ -73,6 +73,11 @@ def is_exact(groups: Sequence[Group], rows: int) -> bool:
     return covered == rows and all(group.new_queries for group in groups)
 
 
+def _like(x: Tensor) -> Tensor:
+    """Uninitialised f32 with the strides of ``x``: what is merged has one layout on a GPU."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=torch.float32, device=x.device)
+
+
 def forward(
     group: Group, options: Options, q: Tensor, k: Tensor, v: Tensor, rows: Rows, sink: Tensor | None = None
 ) -> None:
@@ -80,8 +85,10 @@ def forward(
     begin, end = group.queries
     out, lse = rows.out[:, begin:end], rows.lse[:, :, begin:end]
     in_place = group.new_queries
-    part = out if in_place else out.new_empty(out.shape, dtype=torch.float32)
-    part_lse = lse if in_place else lse.new_empty(lse.shape)
+    # On a GPU all that is merged has one layout. That of some heads of the rows would take the memory of all.
+    like_rows = not in_place and out[:1].is_contiguous()
+    part = out if in_place else _like(out) if like_rows else out.new_empty(out.shape, dtype=torch.float32)
+    part_lse = lse if in_place else _like(lse)
     tensors, metadata = _of_group(group, (q,), (k, v))
     arrays = (*tensors, sink, *metadata, *_flat(group, part, part_lse), None)
     call = options.of(group, q)  # it holds what functions read
@@ -92,7 +99,8 @@ def forward(
         both = zip(torch.split(out, size, 1), torch.split(part, size, 1), strict=True)
         lses = zip(torch.split(lse, size, 2), torch.split(part_lse, size, 2), strict=True)
         for outs_of_rows, lses_of_rows in zip(both, lses, strict=True):
-            whole, whole_lse = _run.merge(list(outs_of_rows), list(lses_of_rows), None, 0)
+            parts = outs_of_rows if like_rows else [x.contiguous() for x in outs_of_rows]
+            whole, whole_lse = _run.merge(list(parts), list(lses_of_rows), None, 0)
             outs_of_rows[0].copy_(whole)
             lses_of_rows[0].copy_(whole_lse)
 
