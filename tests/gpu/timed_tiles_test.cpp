@@ -113,12 +113,13 @@ TEST_P(TimedBackwardTiles, MatchFp64OnASampleOfRows) {
 INSTANTIATE_TEST_SUITE_P(
     Plan, TimedBackwardTiles,
     testing::Combine(
-        testing::Values(Tile{64, false, 8200, 128, 128, true}, Tile{64, true, 1000, 128, 128, false},
-                        Tile{64, true, 8200, 128, 128, true}, Tile{64, true, 8200, 128, 128, true, true},
-                        Tile{128, false, 1000, 64, 128, true}, Tile{128, false, 8200, 64, 128, true},
-                        Tile{128, false, 8200, 64, 128, true, true}, Tile{128, true, 8200, 64, 128, true},
-                        Tile{256, false, 4100, 64, 64, false}, Tile{256, true, 4100, 64, 64, false},
-                        Tile{256, false, 8200, 64, 64, false, true}),
+        testing::Values(Tile{64, false, 255, 128, 128, false}, Tile{64, false, 256, 128, 128, true},
+                        Tile{64, false, 8200, 128, 128, true}, Tile{64, true, 383, 128, 128, false},
+                        Tile{64, true, 384, 128, 128, true}, Tile{64, true, 8200, 128, 128, true},
+                        Tile{64, true, 8200, 128, 128, true, true}, Tile{128, false, 1000, 64, 128, true},
+                        Tile{128, false, 8200, 64, 128, true}, Tile{128, false, 8200, 64, 128, true, true},
+                        Tile{128, true, 8200, 64, 128, true}, Tile{256, false, 4100, 64, 64, false},
+                        Tile{256, true, 4100, 64, 64, false}, Tile{256, false, 8200, 64, 64, false, true}),
         testing::Values(DType::bf16, DType::f16)),
     name_of_both);
 
