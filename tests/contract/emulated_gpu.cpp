@@ -199,8 +199,8 @@ class EveryTestRuns : public testing::EmptyTestEventListener {
 };
 
 /// What has nothing for the emulator: bits of max_logits, for which kernels find other references, logits
-/// beyond 2^27 of many queries, errors before a launch, other
-/// element types, sizes beyond its patience, calls past the runner.
+/// beyond 2^27 of many queries, errors before a launch, other element types, sizes beyond its patience, calls
+/// past the runner.
 constexpr const char* filter =
     "-Contract01_EveryElementWritten.EightBitInputs:*.EightBitQueriesAndF32OnRowsThatAreNoCache:"
     "Contract04_Masks.BelowMinusOneIsAnError:Contract08_NoSentinel.LogitsFrom1e9To1e12:Contract08_NoSentinel."
