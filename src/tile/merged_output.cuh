@@ -131,7 +131,7 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_merged(const TileIndex& 
   PartMerge::Weights weights[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const RowSum own = softmax.row(h);
+    const RowSum own = sum_of_row(softmax, h);
     empty[h] = own.has_seen_nothing();
     weights[h] = rows[h].take(own);
   }

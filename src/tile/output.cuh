@@ -196,7 +196,7 @@ TANDEM_DEVICE void Output<T, invariant, columns>::finish(const TileIndex& t, con
     const auto [query, head] = row_of(t, position.row(h));
     const float sink = T.heads_as_rows ? sink_of(head) : of_tile;
     float lse = rows[h].template finish<checked>(has_sink, sink * log2_e, factor[h]);
-    float largest = rows[h].largest_logit();
+    float largest = largest_logit(rows[h]);
     if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
       factor[h] = 0.0F;
       lse = largest = -ptx::infinity();
@@ -213,7 +213,7 @@ template <bool checked, typename Softmax>
 TANDEM_DEVICE void Output<T, invariant, columns>::store(const TileIndex& t, float (&o)[outputs],
                                                         const Softmax& softmax) {
   ptx::trace(TraceEvent::stores);
-  const decltype(softmax.row(0)) rows[2] = {softmax.row(0), softmax.row(1)};
+  const decltype(sum_of_row(softmax, 0)) rows[2] = {sum_of_row(softmax, 0), sum_of_row(softmax, 1)};
   float factor[2];
   finish<checked>(t, rows, factor);
   // Rows without a result may hold NaN. To select at each word would cost as much as packing does.
@@ -338,7 +338,7 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_part(const TileIndex& t,
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = warpgroup * 64 + position.row(h);
-    const RowSum own = softmax.row(h);
+    const RowSum own = sum_of_row(softmax, h);
     const bool empty = own.has_seen_nothing();  // O is then 0, whatever a NaN in V has made of it
     // A product, since of accumulators that are stored as they are ptxas (NVRTC 13.0) serialises the products
     // in kernels that convert keys.

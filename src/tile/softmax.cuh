@@ -16,8 +16,6 @@ struct RowSum : PartSum {
   [[nodiscard]] TANDEM_DEVICE bool has_seen_nothing() const {
     return reference == -ptx::infinity() && sum <= 0.0F;
   }
-  /// The largest logit, where every block moves the reference to its own.
-  [[nodiscard]] TANDEM_DEVICE float largest_logit() const { return reference; }
   /// 2^(a - b), 1 where both are -inf.
   static TANDEM_DEVICE float worth(float a, float b) { return a == b ? 1.0F : ptx::exp2(a - b); }
 
@@ -57,9 +55,15 @@ struct RowSum : PartSum {
 /// A row whose reference may lag behind the largest logit.
 struct RowSumAndMaximum : RowSum {
   float largest;
-
-  [[nodiscard]] TANDEM_DEVICE float largest_logit() const { return largest; }
 };
+
+/// The row's largest logit: the reference, where every block moves it to its own.
+[[nodiscard]] TANDEM_DEVICE float largest_logit(const RowSum& row) {
+  return row.reference;
+}
+[[nodiscard]] TANDEM_DEVICE float largest_logit(const RowSumAndMaximum& row) {
+  return row.largest;
+}
 
 /// Two rows a thread (h = 0, 1). Exponentials are 2^(score * scale_log2 - reference). With lazy rescaling the
 /// reference is the running maximum of an earlier block, otherwise of this one.
@@ -245,20 +249,19 @@ struct OnlineSoftmax {
   TANDEM_DEVICE void set_infinite(int h) {
     if (reference[h] == -ptx::infinity() && sum[h] == 0.0F) sum[h] = -1.0F;
   }
-
-  /// What the quad has of a row.
-  [[nodiscard]] TANDEM_DEVICE RowSum row(int h) const {
-    return {{reference[h], sum_of_quad(sum[h])}};
-  }
 };
 
 /// Rows whose reference may lag behind the largest logit.
 struct SoftmaxWithMaxima : OnlineSoftmax {
   float largest[2];  ///< logarithm to base 2
-
-  [[nodiscard]] TANDEM_DEVICE RowSumAndMaximum row(int h) const {
-    return {OnlineSoftmax::row(h), largest[h]};
-  }
 };
+
+/// What the quad has of a row.
+[[nodiscard]] TANDEM_DEVICE RowSum sum_of_row(const OnlineSoftmax& softmax, int h) {
+  return {{softmax.reference[h], sum_of_quad(softmax.sum[h])}};
+}
+[[nodiscard]] TANDEM_DEVICE RowSumAndMaximum sum_of_row(const SoftmaxWithMaxima& softmax, int h) {
+  return {{{softmax.reference[h], sum_of_quad(softmax.sum[h])}}, softmax.largest[h]};
+}
 
 }  // namespace tandem::tile

@@ -85,7 +85,7 @@ Result run(const Scores& scores, float scale, bool lazy, const float* sink = nul
         for (int h = 0; h < 2; ++h) {
           float factor = 0.0F;
           const float lse =
-              softmax.row(h).finish(sink != nullptr, sink != nullptr ? *sink * log2_e : 0.0F, factor);
+              sum_of_row(softmax, h).finish(sink != nullptr, sink != nullptr ? *sink * log2_e : 0.0F, factor);
           if (thread % 4 == 0) {
             result.lse[static_cast<std::size_t>(position.row(h))] = lse;
             result.out[static_cast<std::size_t>(position.row(h))] = out[h] * factor;

@@ -147,7 +147,7 @@ struct CombineRow {
     float factor = 0.0F;
     const float lse = row_sum.finish(sink != -ptx::infinity(), sink * tile::log2_e, factor);
     tile::Output<C.tiling> output{{}, p, 0, 0};
-    if (thread == 0) output.store_lse(t, own.query, own.head, lse, row_sum.largest_logit());
+    if (thread == 0) output.store_lse(t, own.query, own.head, lse, tile::largest_logit(row_sum));
     auto* const out = output.out_row(t, own.query, own.head);
 #pragma unroll
     for (int c = 0; c < columns; ++c) {
@@ -225,7 +225,7 @@ TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileInde
   const float lse = all.merge.finish(has_sink, sink * tile::log2_e, factor);
   if (factor == 0.0F) all.clear();
   tile::Output<C.tiling> output{{}, p, 0, 0};
-  tile::store_merged_row<C.tiling>(output, t, own, all.sum, factor, lse, all.merge.largest_logit());
+  tile::store_merged_row<C.tiling>(output, t, own, all.sum, factor, lse, tile::largest_logit(all.merge));
 }
 
 /// Merges a row of a tile of such a call, whose parts are items [start, start + cost) of the line. False if
