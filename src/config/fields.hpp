@@ -21,27 +21,28 @@
 namespace tandem {
 
 /// The name that ends a template argument, out of the name of a function: "[with T = tandem::Element; ...]".
-/// GCC writes it without the namespace, Clang with it.
-constexpr std::string_view argument_name(std::string_view function) {
+/// GCC writes it without the namespace, Clang with it. At compile time: every launch hashes its Config's
+/// members.
+consteval std::string_view argument_name(std::string_view function) {
   const std::size_t begin = function.find(" = ") + 3;
   const std::string_view name = function.substr(begin, function.find_first_of(";]", begin) - begin);
   return name.substr(name.rfind(':') + 1);
 }
 /// "Element"
 template <typename T>
-constexpr std::string_view type_name() {
+consteval std::string_view type_name() {
   return argument_name(__PRETTY_FUNCTION__);
 }
 static_assert(type_name<Element>() == "Element");
 /// "head_dim_qk"
 template <auto member>
-constexpr std::string_view member_name() {
+consteval std::string_view member_name() {
   return argument_name(__PRETTY_FUNCTION__);
 }
 static_assert(member_name<&Tiling::head_dim_qk>() == "head_dim_qk");
 /// "bf16"
 template <auto value>
-constexpr std::string_view enumerator_name() {
+consteval std::string_view enumerator_name() {
   return argument_name(__PRETTY_FUNCTION__);
 }
 constexpr int most_enumerators = 8;
