@@ -114,6 +114,17 @@ struct AttentionInputs {
   /// the end.
   ConstTensor seqused_q;
   ConstTensor seqused_k;
+  /// Sparse attention: which keys each query sees, as an indexer chooses them. (batch, seqlen_q, topk), or
+  /// (batch, seqlen_q, heads_kv, topk) where each KV head has its own; with cu_seqlens_q (total_q, topk) or
+  /// (total_q, heads_kv, topk). i32 or i64, any strides. A number is that of a key of the query's sequence,
+  /// from 0, wherever the key lies: in k, in pages, in an entry of a cache, behind leftpad_k. Any order; -1
+  /// and whatever else no key has name nothing; a key that is named twice counts twice. causal and the window
+  /// hide what they hide of it. A query that sees none is as a query without keys. Rows that are not named
+  /// are not read. CPU; with precision exact, without split_size, functions and dropout.
+  ConstTensor indices;
+  /// With indices: (batch, seqlen_q), or (total_q) with cu_seqlens_q, i32 or i64: only so many first numbers
+  /// of each query count.
+  ConstTensor topk_length;
   /// Forward: k and v are a cache in pages, (pages, page_size, heads_kv, head_dim), and row t of sequence b
   /// is row t % page_size of page page_table[b, t / page_size]. (batch, max_pages) i32 or i64. A sequence has
   /// seqused_k[b] rows, or, where that is not given, all max_pages * page_size. Entries past the end of a

@@ -114,6 +114,7 @@ typedef struct tandem_forward_args {
   tandem_functions functions;                                     /* optional */
   tandem_tensor dropout_places;                                   /* optional, with dropout_p */
   tandem_tensor max_logits;                                       /* optional, written */
+  tandem_tensor indices, topk_length;                             /* optional: the keys of each query */
 } tandem_forward_args;
 
 /* Arguments of tandem_backward: BackwardArgs of attention.hpp. */
@@ -135,7 +136,8 @@ typedef struct tandem_backward_args {
   tandem_tensor dropout_places; /* optional, with dropout_p */
   int32_t accumulate_dq;        /* dq, or dk and dv, are added to what they hold, f32 */
   int32_t accumulate_dk_dv;
-  tandem_tensor max_logits; /* from forward; with backward_precision tandem_int8 */
+  tandem_tensor max_logits;           /* from forward; with backward_precision tandem_int8 */
+  tandem_tensor indices, topk_length; /* optional: the keys of each query */
 } tandem_backward_args;
 
 /* How and where a call runs. NULL, or tandem_execution_default(), follows the tensors' device. */

@@ -35,6 +35,7 @@ std::string features(const Problem& p) {
   }
   if (p.leftpad_k.given()) names.emplace_back("leftpad_k");
   if (p.cache_batch_idx.given()) names.emplace_back("cache_batch_idx");
+  if (p.indices.given()) names.push_back(fmt::format("indices (topk {})", p.indices.count));
   if (p.sink != nullptr) names.emplace_back("sink");
   if (p.lse.given()) names.emplace_back("lse");
   if (p.dlse.given()) names.emplace_back("dlse");

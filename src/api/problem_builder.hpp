@@ -61,6 +61,9 @@ class ProblemBuilder {
   void cache_arguments() const;
   void shapes_of_keys() const;
   Pages pages();
+  Indices indices();
+  /// Refuses what does not go with indices.
+  void indices_alone() const;
   void heads() const;
   void head_dim(const char* name, std::int64_t d) const;
   void precision();
@@ -104,7 +107,7 @@ class ProblemBuilder {
   const AttentionOptions& options_;
   Memory memory_;
   Problem p_;
-  std::array<Argument, 16> inputs_{{{"q", in_.q},
+  std::array<Argument, 18> inputs_{{{"q", in_.q},
                                     {"k", in_.k},
                                     {"v", in_.v},
                                     {"cu_seqlens_q", in_.cu_seqlens_q},
@@ -119,7 +122,9 @@ class ProblemBuilder {
                                     {"leftpad_k", in_.leftpad_k},
                                     {"cache_batch_idx", in_.cache_batch_idx},
                                     {"causal_by_sequence", in_.causal_by_sequence},
-                                    {"dropout_places", in_.dropout_places}}};
+                                    {"dropout_places", in_.dropout_places},
+                                    {"indices", in_.indices},
+                                    {"topk_length", in_.topk_length}}};
   const Argument& q_ = inputs_[0];
   const Argument& k_ = inputs_[1];
   const Argument& v_ = inputs_[2];
@@ -129,6 +134,8 @@ class ProblemBuilder {
   const Argument& leftpad_k_ = inputs_[12];
   const Argument& cache_batch_idx_ = inputs_[13];
   const Argument& causal_by_sequence_ = inputs_[14];
+  const Argument& indices_ = inputs_[16];
+  const Argument& topk_length_ = inputs_[17];
 };
 
 }  // namespace tandem

@@ -32,6 +32,7 @@ void ProblemBuilder::inputs() {
   p_.seqused_q = lengths(inputs_[5], p_.batch, "(batch)");
   p_.seqused_k = lengths(inputs_[6], p_.batch, "(batch)");
   p_.pages = pages();
+  p_.indices = indices();
   p_.leftpad_k = lengths(leftpad_k_, p_.batch, "(batch)");
   p_.cache_batch_idx = lengths(cache_batch_idx_, p_.batch, "(batch)");
   p_.cache_batch = k_.size(0);

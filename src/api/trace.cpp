@@ -29,6 +29,7 @@ std::string summary(const Problem& p) {
   }
   if (p.causal_by_sequence.given()) text += " causal_by_sequence";
   if (p.softcap > 0.0F) text += " softcap";
+  if (p.indices.given()) text += fmt::format(" topk {}", p.indices.count);
   if (p.sink != nullptr) text += " sink";
   if (p.precision != Precision::exact) text += fmt::format(" {}", name_of(p.precision));
   if (p.deterministic && backward) text += " deterministic";
@@ -121,7 +122,9 @@ CallKind kind_of(const MergeProblem& problem) {
 CallWork work_of(const Problem& p) {
   const std::int64_t sequences = std::max<std::int64_t>(p.batch, 1);
   const std::int64_t rows_q = p.packed_q ? p.rows_q / sequences : p.rows_q;
-  const std::int64_t rows_k = p.packed_k ? p.rows_k / sequences : p.rows_k;
+  const std::int64_t rows_k = p.indices.given() ? p.indices.count
+                              : p.packed_k      ? p.rows_k / sequences
+                                                : p.rows_k;
   const std::int64_t width = p.head_dim_qk + p.head_dim_v;
   const std::int64_t operations = 2 * pairs_of(p, rows_q, rows_k) * width * p.heads_q * p.batch;
   const std::int64_t queries = rows_q * p.heads_q * p.batch;

@@ -83,6 +83,30 @@ struct Pages {
   }
 };
 
+/// Which keys of its sequence each query sees, by their numbers: any order, some more than once. A number
+/// that no key has stands for none.
+struct Indices {
+  Operand numbers;          ///< i32 or i64; head: the KV head's, or all have the same
+  std::int64_t stride = 1;  ///< from one number of a query to the next
+  std::int64_t count = 0;   ///< numbers of a query
+  Operand lengths;          ///< i32 or i64, by (batch, row): only so many first ones count; may lack data
+
+  [[nodiscard]] bool given() const { return numbers.given(); }
+  [[nodiscard]] static std::int64_t integer(const Operand& x, std::int64_t at) {
+    return x.dtype == DType::i64 ? static_cast<const std::int64_t*>(x.data)[at]
+                                 : static_cast<const std::int32_t*>(x.data)[at];
+  }
+  /// How many numbers the query in `row` of q has.
+  [[nodiscard]] std::int64_t length(std::int64_t batch, std::int64_t row) const {
+    if (!lengths.given()) return count;
+    return std::clamp<std::int64_t>(integer(lengths, lengths.offset(batch, row, 0)), 0, count);
+  }
+  [[nodiscard]] std::int64_t number(std::int64_t batch, std::int64_t row, std::int64_t kv_head,
+                                    std::int64_t i) const {
+    return integer(numbers, numbers.offset(batch, row, kv_head) + i * stride);
+  }
+};
+
 enum class Pass { forward, backward };
 
 /// The largest head dimension of any backend. GPU kernels, and products in 8 bits, take less.
@@ -140,6 +164,7 @@ struct Problem : ScoreOptions {
   bool window_of_mask = false;  ///< a mask function gave bounds of the window, and is what it says besides
   /// Backward: f32, by the numbers of the score function's captured tensors; without data: not wanted.
   std::span<const Tensor> captured_gradients = {};
+  Indices indices;
   Pages pages;
   Lengths leftpad_k;
   Lengths cache_batch_idx;

@@ -327,6 +327,7 @@ int main(void) {
   test_outputs_have_memory_of_their_own();
   test_struct_versions();
   test_cache();
+  test_indices();
   test_functions();
   test_messages_are_per_thread();
   test_a_call_can_be_interrupted();

@@ -27,5 +27,6 @@ extern int failures;
   } while (0)
 
 void test_cache(void);
+void test_indices(void);
 void test_functions(void);
 void test_quantize(void);

@@ -84,3 +84,19 @@ void test_cache(void) {
   same.options = &options;
   CHECK(tandem_forward(&same, NULL) == tandem_invalid_argument);
 }
+
+/* Every query names the first key alone: its value is the result. */
+void test_indices(void) {
+  Buffers b;
+  fill(&b);
+  int32_t numbers[seqlen][2] = {{0}}, lengths_of[seqlen];
+  for (int i = 0; i < seqlen; ++i) {
+    numbers[i][1] = 1;
+    lengths_of[i] = 1;
+  }
+  tandem_forward_args args = forward_args(&b);
+  args.indices = tandem_contiguous(numbers, tandem_i32, 3, (int64_t[]){1, seqlen, 2});
+  args.topk_length = tandem_contiguous(lengths_of, tandem_i32, 2, (int64_t[]){1, seqlen});
+  CHECK(tandem_forward(&args, NULL) == tandem_ok);
+  CHECK(memcmp(b.out, b.v, sizeof(b.v) / seqlen) == 0);
+}

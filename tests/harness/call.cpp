@@ -146,6 +146,9 @@ std::string Case::describe() const {
   if (!cache_index.empty()) text += fmt::format(" cache_index {} of {}", cache_index, cache_batch);
   if (f32_out) text += " -> f32";
   if (!causal_by_sequence.empty()) text += fmt::format(" causal_by_sequence {}", causal_by_sequence);
+  if (topk > 0) {
+    text += fmt::format(" topk {}{}{}", topk, topk_by_head ? " by head" : "", topk_lengths ? " lengths" : "");
+  }
   if (!used_q.empty()) text += fmt::format(" used_q {}", used_q);
   if (!used_k.empty()) text += fmt::format(" used_k {}", used_k);
   if (options.scale) text += fmt::format(" scale {}", *options.scale);
@@ -220,6 +223,7 @@ Call::Call(const Case& c) : spec(c) {
     poison_rows(v, c.v_in_k ? c.k : c.v, c.packed_k, c.rows_k(), c.heads_kv * c.head_dim_v, key_rows_of);
   }
 
+  if (c.topk > 0) make_indices(random);
   if (c.dtype == DType::e4m3) q_scale = scale_box(c, random);
   if (c.dtype == DType::e4m3 || c.key_dtype) {
     k_scale = c.scales == 3 ? row_scales(k, random) : scale_box(c, random);
@@ -284,6 +288,7 @@ Problem Call::problem() const {
   p.mask_function = mask_of();
   p.captured_gradients = captured_gradient_views;
   p.dropout = dropout();
+  if (c.topk > 0) p.indices = indices_of_problem();
   if (!c.of_cache()) return p;
   dense_k_ = dense_keys(k, k_scale);
   dense_v_ = dense_keys(v, v_scale);

@@ -59,6 +59,12 @@ struct Case {
   std::vector<std::int64_t> cache_index;
   std::int64_t cache_batch = 0;
   std::vector<std::int64_t> causal_by_sequence;  ///< empty is not given; forward alone
+  /// indices: so many numbers of each query, some twice and some that no key has. 0: not given. Keys that
+  /// none names are NaN.
+  std::int64_t topk = 0;
+  bool topk_by_head = false;  ///< each KV head has its own
+  bool topk_lengths = false;  ///< topk_length is given
+  Layout indices;
 
   AttentionOptions options;
   /// Functions as text (docs/functions.md); empty is not given. Both may read `captured`.
@@ -115,6 +121,7 @@ struct Call {
   Box q, k, v, sink, q_scale, k_scale, v_scale;
   Box cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   Box page_table, leftpad_k, cache_batch_idx, causal_by_sequence, dropout_places;
+  Box indices, topk_length;
   std::vector<Box> captured;
   std::optional<Function> score_function, mask_function;
   Box out, lse;
@@ -149,6 +156,8 @@ struct Call {
 
  private:
   void make_cache(Random& random);
+  void make_indices(Random& random);
+  [[nodiscard]] Indices indices_of_problem() const;
   /// And the places of dropout.
   void make_functions(Random& random);
   /// Which rows of the entries of k and v, counted over all, some sequence reads.

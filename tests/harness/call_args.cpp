@@ -23,6 +23,8 @@ void set_inputs(const Call& call, AttentionInputs& args) {
   args.score_function = call.score_of();
   args.mask_function = call.mask_of();
   args.dropout_places = call.dropout_places.view();
+  args.indices = call.indices.view();
+  args.topk_length = call.topk_length.view();
 }
 
 }  // namespace
@@ -80,6 +82,8 @@ std::vector<Box*> Call::inputs() {
                           &cache_batch_idx,
                           &causal_by_sequence,
                           &dropout_places,
+                          &indices,
+                          &topk_length,
                           &dout,
                           &dlse};
   for (Box& box : captured) boxes.push_back(&box);

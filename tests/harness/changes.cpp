@@ -35,6 +35,9 @@ void change(Case& c, const Changes& changes) {
   set(changes.page_size, c.page_size);
   set(changes.v_in_k, c.v_in_k);
   set_list(changes.leftpad, c.leftpad);
+  set(changes.topk, c.topk);
+  set(changes.topk_by_head, c.topk_by_head);
+  set(changes.topk_lengths, c.topk_lengths);
   set(changes.scale, c.options.scale);
   set(changes.softcap, c.options.softcap);
   set(changes.causal, c.options.causal);

@@ -22,6 +22,8 @@ struct Changes {
   std::optional<std::int64_t> page_size = {};
   std::optional<bool> v_in_k = {};
   std::vector<std::int64_t> leftpad = {};
+  std::optional<std::int64_t> topk = {};
+  std::optional<bool> topk_by_head = {}, topk_lengths = {};
   std::optional<float> scale = {}, softcap = {};
   std::optional<bool> causal = {};
   std::optional<std::int64_t> window = {}, window_left = {}, window_right = {}, split_size = {};

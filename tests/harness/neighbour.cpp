@@ -45,7 +45,10 @@ Operand Neighbour::moved(const Operand& x, bool packed, std::int64_t rows, std::
 
 std::int64_t scores(const Problem& p) {
   std::int64_t count = 0;
-  for (std::int64_t b = 0; b < p.batch; ++b) count += query_rows(p, b).used * key_rows(p, b).used * p.heads_q;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const std::int64_t keys = p.indices.given() ? p.indices.count : key_rows(p, b).used;
+    count += query_rows(p, b).used * keys * p.heads_q;
+  }
   return count;
 }
 

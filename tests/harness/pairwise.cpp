@@ -124,6 +124,9 @@ std::vector<Feature> features_of(const Case& c, std::int64_t tile) {
       {"chosen cache entries", c.cache_index.empty() ? 0 : 1},
       {"functions", functions_kind(c)},
       {"mask by sequence", c.causal_by_sequence.empty() ? 0 : 1},
+      {"indices", c.topk == 0      ? 0
+                  : c.topk_by_head ? 2
+                                   : 1},
       {"out in f32", c.f32_out ? 1 : 0},
       {"gradients in f32", static_cast<int>(c.f32_gradients)},
       {"gradients that are added", static_cast<int>(c.added)},

@@ -154,6 +154,19 @@ void add_captured(const Problem& p, DType dtype, reference::FunctionValue& f, co
   }
 }
 
+/// How often the indices of query i name each key; empty where the call has none.
+std::vector<float> times_named(const Problem& p, const Saved& s, std::int64_t batch, std::int64_t head,
+                               std::int64_t i) {
+  if (!p.indices.given()) return {};
+  std::vector<float> times(static_cast<std::size_t>(s.k_rows.used), 0.0F);
+  const std::int64_t row = s.q_rows.begin + i;
+  for (std::int64_t n = 0; n < p.indices.length(batch, row); ++n) {
+    const std::int64_t key = p.indices.number(batch, row, head / p.group(), n);
+    if (key >= 0 && key < s.k_rows.used) times[static_cast<std::size_t>(key)] += 1.0F;
+  }
+  return times;
+}
+
 Saved attend(const Problem& p, const Rounding& r, std::int64_t batch, std::int64_t head) {
   const DType dtype = r.inside();
   const std::int64_t kv_head = head / p.group();
@@ -191,12 +204,19 @@ Saved attend(const Problem& p, const Rounding& r, std::int64_t batch, std::int64
       apply_functions(p, dtype, pair, seen, row, p.score_function != nullptr ? s.slope.row(i) : nullptr);
       if (std::all_of(row + seen.first, row + seen.last, [](float x) { return x == -infinity; })) seen = {};
     }
+    const std::vector<float> times = times_named(p, s, batch, head, i);
+    const auto is_named = [&](std::int64_t j) {
+      return times.empty() || times[static_cast<std::size_t>(j)] > 0.0F;
+    };
+    while (seen.first < seen.last && !is_named(seen.first)) ++seen.first;
+    for (std::int64_t j = seen.first; j < seen.last; ++j) row[j] = is_named(j) ? row[j] : -infinity;
     float maximum = seen.first < seen.last ? sink : -infinity;
     for (std::int64_t j = seen.first; j < seen.last; ++j) maximum = row[j] > maximum ? row[j] : maximum;
     float sum = std::isinf(sink) ? 0.0F : std::exp(sink - maximum);
     for (std::int64_t j = 0; j < nk; ++j) {
       const bool visible = j >= seen.first && j < seen.last;
       row[j] = visible ? std::exp(row[j] - maximum) : 0.0F;
+      if (!times.empty()) row[j] = is_named(j) ? row[j] * times[static_cast<std::size_t>(j)] : 0.0F;
       sum += row[j];
     }
     if (seen.first >= seen.last) {  // the sink alone is in the sum
@@ -250,7 +270,7 @@ Matrix score_gradient(const Problem& p, const Rounding& r, std::int64_t batch, s
     float delta = 0.0F;
     for (std::int64_t c = 0; c < out.cols; ++c) delta += dout.row(i)[c] * out.row(i)[c];
     for (std::int64_t j = seen.first; !r.fused() && j < seen.last; ++j) {
-      delta += s.p.row(i)[j] * ds.row(i)[j];
+      if (s.p.row(i)[j] != 0.0F || !p.indices.given()) delta += s.p.row(i)[j] * ds.row(i)[j];
     }
     float dlse = 0.0F;
     if (p.dlse.given()) {
@@ -264,7 +284,7 @@ Matrix score_gradient(const Problem& p, const Rounding& r, std::int64_t batch, s
       }
       const float probability = s.p.row(i)[j];
       g = round_fast(dtype, probability * (g - delta));
-      if (p.has_function() && probability == 0.0F) {
+      if ((p.has_function() || p.indices.given()) && probability == 0.0F) {
         g = 0.0F;  // masked, or vanished
         continue;
       }

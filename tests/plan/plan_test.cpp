@@ -315,6 +315,16 @@ TEST(Plan, MaskBySequenceOnAGpu) {
             "read the mask of each batch entry, or copy the tensors to the CPU");
 }
 
+TEST(Plan, IndicesHaveNoGpuKernel) {
+  const Device device{.kind = Device::Kind::cuda, .index = gpu::first_described};
+  ForwardArgs args = forward_args(64, device);
+  args.indices = ConstTensor(nullptr, DType::i32, {args.q.shape[0], args.q.shape[1], 32}, device);
+  EXPECT_EQ(
+      refusal(args),
+      "indices have no GPU kernel yet; on a cache tandem.flash_mla takes them, as pages of one row, or copy "
+      "the tensors to the CPU");
+}
+
 TEST(Plan, IsMadeForGpusThatAreNotThere) {
   int index = gpu::first_described;
   for (const gpu::DeviceProperties& device : gpu::described_devices()) {

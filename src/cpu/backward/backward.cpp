@@ -339,12 +339,21 @@ BackwardPlan plan_backward(const Problem& p, const Config& config, const CallFun
                               .dropout = p.dropout.on,
                               .captured = p.wants_captured_gradients()},
                     .captured = CapturedSchedule(p, config.block_q)};
+  if (p.indices.given()) {  // rows of a block are the heads of one query
+    const std::int64_t panel = kernels(config.target).backward.panel;
+    plan.shape.block_q = std::min<std::int64_t>(config.block_q, divide_up(p.group(), panel) * panel);
+    plan.shape.dk_dv = DType::f32;
+    plan.chosen = schedule_chosen(p, config, plan.shape);
+    plan.workspace_bytes = plan.chosen.total;
+    return plan;
+  }
   plan.schedule = make_schedule(p, config, plan.shape, plan.captured.workspace_bytes());
   plan.workspace_bytes = plan.schedule.total;
   return plan;
 }
 
 void backward(const Plan& plan, const Problem& problem, std::byte* workspace, Stop* stop) {
+  if (problem.indices.given()) return backward_of_chosen(plan, problem, workspace, stop);
   const TileFunctions functions = plan.functions ? plan.functions->of_tiles(problem) : TileFunctions{};
   Backward(plan, problem, plan.functions ? &functions : nullptr, workspace, stop).run();
 }

@@ -6,6 +6,7 @@
 
 #include "cpu/backward/block.hpp"
 #include "cpu/backward/captured_gradients.hpp"
+#include "cpu/backward/chosen.hpp"
 #include "cpu/common/config.hpp"
 #include "cpu/common/stop.hpp"
 #include "cpu/functions/functions.hpp"
@@ -41,6 +42,7 @@ struct BackwardPlan {
   BackwardShape shape;
   CapturedSchedule captured;
   BackwardSchedule schedule = {};
+  ChosenSchedule chosen = {};  ///< in place of the schedule where queries choose their keys
   /// threads * tile, with tile about 4 * (block_q * 7 + block_k * 3) * head_dim + 8 * block_q * block_k; for
   /// f16 and bf16 also f32 sums of dk and dv, 4 * rows_k * (head_dim_qk + head_dim_v), for each (batch, kv
   /// head) at work at the same time, of which there are at most min(batch * heads_kv, 3 * threads); where

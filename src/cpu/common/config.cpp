@@ -45,6 +45,7 @@ bool takes_tiles(const Problem& problem, Target target) {
 /// Doubles the tile up to `most` rows, or all `of_head`, as long as each of several threads has `tiles` of
 /// them: larger ones read K and V less often.
 void grow_tile(Config& config, const Problem& problem, int most, std::int64_t of_head, std::int64_t tiles) {
+  if (problem.indices.given()) of_head = problem.group();  // a tile has one query
   const std::int64_t rows = problem.heads_q * problem.rows_q * (problem.packed_q ? 1 : problem.batch);
   const std::int64_t least = config.threads == 1 ? 1 : tiles * config.threads;
   while (2 * config.block_q <= most && config.block_q < of_head && rows / (2 * config.block_q) >= least) {

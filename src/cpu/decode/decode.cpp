@@ -33,11 +33,15 @@ struct Group {
   std::array<ForwardTile, short_heads> tiles;
   std::int64_t first = 0;
   int count = 0;
+  std::int64_t split = 0;  ///< keys of a split
 };
 
 Group group_of(const ForwardRun& run, const Sequence& s, std::int64_t first, std::int64_t heads) {
   const Problem& p = run.problem;
-  Group group{.tiles = {}, .first = first, .count = static_cast<int>(std::min(heads, p.heads_kv - first))};
+  Group group{.tiles = {},
+              .first = first,
+              .count = static_cast<int>(std::min(heads, p.heads_kv - first)),
+              .split = split_keys(s.most_keys)};
   const std::size_t bytes =
       decode_scratch(static_cast<int>(p.head_dim_qk), static_cast<int>(p.head_dim_v)).bytes;
   for (int h = 0; h < group.count; ++h) {
@@ -55,7 +59,7 @@ void attend_split(const ForwardRun& run, const Group& group, std::int64_t split,
                   std::size_t stride) {
   // Only keys that some row sees: the first row's first to the last row's last.
   const ForwardTile& t = group.tiles[0];
-  const std::int64_t size = split_keys(t.seqlen_k);
+  const std::int64_t size = group.split;
   const Window window{.left = t.window_left, .right = t.window_right};
   const std::int64_t first = visible_keys(window, 0, t.seqlen_q, t.seqlen_k).first;
   const std::int64_t last = visible_keys(window, t.seqlen_q - 1, t.seqlen_q, t.seqlen_k).last;
@@ -98,20 +102,22 @@ void run_group(const ForwardRun& run, const Sequence& s, const Group& group) {
 }  // namespace
 
 /// With a split size one kernel serves all: the two add up in different orders. Functions attach to the
-/// kernel of long tiles alone.
+/// kernel of long tiles alone. Queries that choose their keys are sequences of their own, which no threads
+/// share.
 DecodePlan plan_decode(const Problem& p, const Config& config) {
   if (p.split_size != 0 || p.has_function() || p.group() > short_rows) return {};
-  if (!p.packed_q && !p.seqused_q.given() && p.rows_q * p.group() > short_rows) return {};
+  const bool alone = p.indices.given();
+  if (!alone && !p.packed_q && !p.seqused_q.given() && p.rows_q * p.group() > short_rows) return {};
   DecodePlan plan{.possible = true};
   plan.most_splits = std::min(max_splits, (p.rows_k + least_split - 1) / least_split);
-  plan.heads = heads_together(p, config, plan.most_splits);
+  if (p.indices.numbers.head_stride == 0) plan.heads = heads_together(p, config, plan.most_splits);
   plan.head_groups = (p.heads_kv + plan.heads - 1) / plan.heads;
   plan.scratch_bytes = static_cast<std::size_t>(plan.heads) *
                        decode_scratch(static_cast<int>(p.head_dim_qk), static_cast<int>(p.head_dim_v)).bytes;
   // Threads share splits only where there are too few sequences and heads to go round, which bounds the
   // memory of the partial results.
   const bool few_groups = p.batch * plan.head_groups < 4 * static_cast<std::int64_t>(config.threads);
-  if (few_groups && config.threads > 1 && plan.most_splits > 1) {
+  if (!alone && few_groups && config.threads > 1 && plan.most_splits > 1) {
     plan.partial_numbers = static_cast<std::size_t>(p.batch * p.heads_kv * plan.most_splits) *
                            short_partial_numbers(p.head_dim_v);
   }

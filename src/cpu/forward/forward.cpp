@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <variant>
 
+#include "cpu/common/chosen_keys.hpp"
 #include "cpu/common/operand.hpp"
 #include "cpu/common/workspace.hpp"
 #include "cpu/forward/work.hpp"
@@ -35,6 +36,12 @@ TileScales scales_of(const Scales& s, const KeyPlace& place, std::int64_t kv_hea
 
 void run_item(const ForwardRun& run, const Sequence& s, std::int64_t item) {
   if (run.stops()) return;
+  if (run.problem.indices.given() && s.query < 0) {
+    const std::int64_t of_query = s.items / s.q.used;
+    Sequence one = s;
+    one.query = item / of_query;
+    return run_item(run, one, item % of_query);
+  }
   if (s.kind == Sequence::Kind::few_rows) return run_decode(run, s, item);
   if (s.kind == Sequence::Kind::runs_of_tiles) return run_split(run, s, item);
   // The last tile of a causal sequence sees the most keys: it goes first.
@@ -64,15 +71,17 @@ GroupRows row_numbers(const Operand& x, std::int64_t batch, std::int64_t row, st
 Sequence ForwardRun::sequence(std::int64_t b) const {
   const Problem& p = problem;
   Sequence s{.b = b, .q = query_rows(p, b), .k = key_rows(p, b)};
-  const std::int64_t rows = s.q.used * p.group();
+  const bool alone = p.indices.given();  // each query
+  s.most_keys = alone ? p.indices.count : s.k.used;
+  const std::int64_t rows = (alone ? std::min<std::int64_t>(s.q.used, 1) : s.q.used) * p.group();
   if (plan.decode.possible && rows > 0 && rows <= short_rows) {
     s.kind = Sequence::Kind::few_rows;
-    s.splits = decode_splits(s.k.used);
-    s.items = plan.decode.head_groups * (partials != nullptr ? s.splits : 1);
+    s.splits = decode_splits(s.most_keys);
+    s.items = plan.decode.head_groups * (partials != nullptr ? s.splits : 1) * (alone ? s.q.used : 1);
     return s;
   }
   s.tiles = (rows + config.block_q - 1) / config.block_q;
-  s.items = s.tiles * p.heads_kv;
+  s.items = s.tiles * p.heads_kv * (alone ? s.q.used : 1);
   if (split_sums == nullptr) return s;
   s.kind = Sequence::Kind::runs_of_tiles;
   s.splits = cpu::split_runs(plan.split, s.k.used);
@@ -99,10 +108,11 @@ ForwardTile ForwardRun::head(const Sequence& s, std::int64_t kv_head) const {
   t.head_dim_v = static_cast<int>(p.head_dim_v);
   t.block_q = config.block_q;
   t.block_k = config.block_k;
-  t.q = {element(p.q, b, s.q.begin, head), p.q.row_stride, p.q.head_stride};
-  t.out = {element(p.out, b, s.q.begin, head), p.out.row_stride, p.out.head_stride};
-  t.lse = row_numbers(p.lse, b, s.q.begin, head);
-  t.max_logits = row_numbers(p.max_logits, b, s.q.begin, head);
+  const std::int64_t first_query = s.q.begin + std::max<std::int64_t>(s.query, 0);
+  t.q = {element(p.q, b, first_query, head), p.q.row_stride, p.q.head_stride};
+  t.out = {element(p.out, b, first_query, head), p.out.row_stride, p.out.head_stride};
+  t.lse = row_numbers(p.lse, b, first_query, head);
+  t.max_logits = row_numbers(p.max_logits, b, first_query, head);
   static_assert(sizeof zero_row >= sizeof(float) * max_head_dim);
   if (p.pages.given()) {
     t.k = element(p.k, 0, 0, kv_head);
@@ -136,6 +146,13 @@ ForwardTile ForwardRun::head(const Sequence& s, std::int64_t kv_head) const {
   t.head = head;
   t.scratch = scratch + static_cast<std::size_t>(omp_get_thread_num()) * plan.scratch_bytes;
   if (stop != nullptr) t.stop = {.wanted = Stop::wanted, .context = stop};
+  if (p.indices.given()) {  // a sequence of its own, whose keys are all that it sees
+    auto* const keys = reinterpret_cast<std::int64_t*>(t.scratch + plan.chosen_at);
+    t.seqlen_q = 1;
+    t.seqlen_k = list_chosen_keys(p, b, s.q, s.k, s.query, kv_head, keys);
+    t.pages.chosen = keys;
+    t.window_left = t.window_right = -1;
+  }
   return t;
 }
 
@@ -148,6 +165,8 @@ ForwardPlan plan_forward(const Problem& p, const Config& config, const CallFunct
     plan.scratch_bytes += function_scratch(functions->words(), config.block_q, config.block_k).bytes;
   }
   plan.scratch_bytes = std::max(plan.scratch_bytes, plan.decode.scratch_bytes);
+  plan.chosen_at = plan.scratch_bytes;
+  plan.scratch_bytes += whole_lines(static_cast<std::size_t>(p.indices.count) * sizeof(std::int64_t));
   plan.workspace_bytes = static_cast<std::size_t>(config.threads) * plan.scratch_bytes +
                          plan.decode.partial_numbers * sizeof(double) +
                          plan.split.sum_numbers * sizeof(float) + scratch_alignment;

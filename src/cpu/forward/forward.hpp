@@ -36,6 +36,7 @@ struct ForwardPlan {
   DecodePlan decode;
   SplitPlan split;
   std::size_t scratch_bytes = 0;    ///< what a thread needs
+  std::size_t chosen_at = 0;        ///< there the keys that a query has chosen
   std::size_t workspace_bytes = 0;  ///< alignment included
 };
 

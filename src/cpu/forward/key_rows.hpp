@@ -1,4 +1,4 @@
-// Where the keys of a tile lie, and their scales: rows at even distances, or pages of a cache.
+// Where the keys of a tile lie, and their scales: rows at even distances, pages of a cache, or chosen rows.
 #pragma once
 
 #include "cpu/forward/tile.hpp"
@@ -24,6 +24,10 @@ struct RowRun {
 /// The rows of the keys from `key` on, as many of `count` as lie in its page.
 TANDEM_INLINE RowRun row_run(const ForwardTile& t, std::int64_t key, int count) {
   const TilePages& pages = t.pages;
+  if (pages.chosen != nullptr) {
+    key = pages.chosen[key];
+    count = 1;
+  }
   if (pages.table == nullptr) return {0, key, count};
   const std::int64_t row = pages.first_row + key;
   const std::int64_t number = row / pages.page_size * pages.stride;

@@ -40,6 +40,8 @@ struct TilePages {
   std::int64_t first_row = 0;  ///< the sequence's first row that takes part
   std::int64_t k_stride = 0;   ///< from page to page
   std::int64_t v_stride = 0;
+  /// The row of each key, counted from that first one, where a query has chosen them; null: key i is row i.
+  const std::int64_t* chosen = nullptr;
 };
 
 /// Scales by row of k or v of a head: that of a row is at row_stride, and at page_stride for its page.

@@ -14,6 +14,8 @@ struct Sequence {
 
   std::int64_t b = 0;
   Rows q, k;
+  std::int64_t query = -1;     ///< the only one of these, where queries choose their keys
+  std::int64_t most_keys = 0;  ///< keys of the sequence, or those that a query may choose
   Kind kind = Kind::tiles;
   std::int64_t tiles = 0;   ///< tiles of query rows, for each KV head
   std::int64_t splits = 0;  ///< runs of a tile's keys, or splits of few rows'

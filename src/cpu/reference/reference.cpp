@@ -165,6 +165,33 @@ struct Functions {
   std::optional<FunctionValue> score, mask;
 };
 
+/// The keys that query i sees, some more than once where its indices name them more than once.
+std::vector<std::int64_t> keys_of(const Problem& p, const Sequence& s, std::int64_t i) {
+  std::vector<std::int64_t> keys;
+  const auto add = [&](std::int64_t j) {
+    if (sees(p, s.batch, i, j, s.q_rows.used, s.k_rows.used)) keys.push_back(j);
+  };
+  const Indices& indices = p.indices;
+  if (!indices.given()) {
+    for (std::int64_t j = 0; j < s.k_rows.used; ++j) add(j);
+    return keys;
+  }
+  const auto integer = [](const Operand& x, std::int64_t at) {
+    return static_cast<std::int64_t>(stored_value(x.data, x.dtype, at));
+  };
+  const std::int64_t row = s.q_rows.begin + i;
+  const Operand& lengths = indices.lengths;
+  const std::int64_t length = lengths.given()
+                                  ? std::min(integer(lengths, lengths.offset(s.batch, row, 0)), indices.count)
+                                  : indices.count;
+  for (std::int64_t n = 0; n < length; ++n) {
+    const std::int64_t first = indices.numbers.offset(s.batch, row, s.head / p.group());
+    const std::int64_t j = integer(indices.numbers, first + n * indices.stride);
+    if (j >= 0 && j < s.k_rows.used) add(j);
+  }
+  return keys;
+}
+
 /// One query's softmax over the keys it sees.
 struct Row {
   std::vector<std::int64_t> keys;   ///< the visible keys; what follows has one entry for each
@@ -182,8 +209,7 @@ Row softmax_row(const Problem& p, const Sequence& s, std::int64_t i, Functions& 
   Row row;
   row.out.assign(static_cast<std::size_t>(p.head_dim_v), 0.0);
   std::vector<double> logits;
-  for (std::int64_t j = 0; j < s.k_rows.used; ++j) {
-    if (!sees(p, s.batch, i, j, s.q_rows.used, s.k_rows.used)) continue;
+  for (const std::int64_t j : keys_of(p, s, i)) {
     Pair pair{.batch = s.batch,
               .head = s.head,
               .query = i,
