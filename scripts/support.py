@@ -175,6 +175,7 @@ ROWS: dict[str, Callable[[str], str]] = {
     "`split_size`": listed(plain(split_size=1024)),
     "`causal_by_sequence`": listed(plain(causal_by_sequence=integers(2))),
     "`return_max_logits`": listed(plain(return_max_logits=True)),
+    "`indices`, backward too": listed(plain(indices=integers(2, 256, 64), backward=True)),
     "`sm_limit`, forward": listed(plain(sm_limit=8)),
     "head dimensions": widest(),
     "head dimensions with `split_size`": widest(split_size=1024),

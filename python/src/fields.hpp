@@ -25,6 +25,8 @@ constexpr auto input_fields = std::to_array<Fields<AttentionInputs, ConstTensor>
     {"q_scale", &AttentionInputs::q_scale},
     {"k_scale", &AttentionInputs::k_scale},
     {"v_scale", &AttentionInputs::v_scale},
+    {"indices", &AttentionInputs::indices},
+    {"topk_length", &AttentionInputs::topk_length},
     {"page_table", &AttentionInputs::page_table},
     {"leftpad_k", &AttentionInputs::leftpad_k},
     {"cache_batch_idx", &AttentionInputs::cache_batch_idx},

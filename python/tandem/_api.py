@@ -44,6 +44,8 @@ if TYPE_CHECKING:
         q_scale: Any
         k_scale: Any
         v_scale: Any
+        indices: Any
+        topk_length: Any
         page_table: Any
         leftpad_k: Any
         cache_batch_idx: Any
@@ -126,6 +128,8 @@ def attention(
     q_scale: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
+    indices: Any = None,
+    topk_length: Any = None,
     page_table: Any = None,
     leftpad_k: Any = None,
     cache_batch_idx: Any = None,
@@ -190,6 +194,11 @@ def attention(
         page_size)``, or ``(entries, heads_kv, rows)`` of k. Those of rows past a sequence's end may be
         anything.
       v_scale: likewise for v.
+      indices: ``(batch, seqlen_q, topk)`` int32 or int64, or ``(batch, seqlen_q, heads_kv, topk)``; packed
+        without batch. A query sees the keys of its sequence with these numbers, from 0, each as often
+        as it is named. -1, and whatever no key has, names none. ``causal`` and ``window`` hide some of them
+        as ever. On the CPU, in precision "exact", without split_size, functions and dropout.
+      topk_length: ``(batch, seqlen_q)`` or ``(total_q,)``: so many first indices of a query count.
       page_table: ``(batch, max_pages)`` int32 or int64: k and v are a cache in pages, ``(pages, page_size,
         heads_kv, head_dim)``, and row t of sequence b is row ``t % page_size`` of page ``page_table[b, t //
         page_size]``. ``seqused_k`` has the sequences' lengths. Entries past a sequence's end may hold
@@ -273,6 +282,8 @@ def attention(
         q_scale,
         k_scale,
         v_scale,
+        indices,
+        topk_length,
         page_table,
         leftpad_k,
         cache_batch_idx,
@@ -335,6 +346,8 @@ def attention_backward(
     cu_seqlens_k: Any = None,
     seqused_q: Any = None,
     seqused_k: Any = None,
+    indices: Any = None,
+    topk_length: Any = None,
     dq: Any = None,
     dk: Any = None,
     dv: Any = None,
@@ -369,8 +382,8 @@ def attention_backward(
     Raises:
       As `attention`.
     """
-    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    metadata = (*lengths, *(None,) * (len(_call.METADATA) - len(lengths)))
+    first = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *(None,) * 3, indices, topk_length)
+    metadata = (*first, *(None,) * (len(_call.METADATA) - len(first)))
     given: dict[str, Any] = {**options}
     taken = (*_call.PARTS, "precision", "strict", "backward_precision")
     call = _call.of_options("attention_backward", given, taken)

@@ -282,7 +282,7 @@ def test_scales_that_require_a_gradient_are_refused(name: str, function: Any) ->
         function(q, k, v, **options)
     with pytest.raises(Exception, match=message(name)):  # raised where Dynamo traces, which renames nothing
         torch.compile(function, backend="aot_eager", fullgraph=True)(q, k, v, **options)
-    flat = _operators.flat(_call.Call(metadata=(None,) * 4 + tuple(scales.values()) + (None,) * 4))
+    flat = _operators.flat(_call.Call(metadata=tuple(map(scales.get, _call.METADATA))))
     with pytest.raises(tandem.InvalidArgumentError, match="^" + message(name)):
         torch.ops.tandem.attention(q, k, v, None, *flat, None)
     with torch.no_grad():

@@ -117,7 +117,16 @@ def _run(
 
 #: Arrays of calls that are not divided over devices: k and v have no batch, or the call is a part itself.
 _WHOLE = frozenset(
-    ("cu_seqlens_q", "cu_seqlens_k", "page_table", "leftpad_k", "cache_batch_idx", "dropout_places")
+    (
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "indices",
+        "topk_length",
+        "page_table",
+        "leftpad_k",
+        "cache_batch_idx",
+        "dropout_places",
+    )
 )
 
 

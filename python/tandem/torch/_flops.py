@@ -34,8 +34,9 @@ def _forward(
     out_val: Any = None,
 ) -> int:
     """S and O."""
-    of_cache = _rows_of_cache(k, *rest[1:2], *rest[5:8])
-    return 2 * _pairs(q, k, cu_seqlens_q, cu_seqlens_k, of_cache) * (q.shape[-1] + v.shape[-1])
+    of_cache = _rows_of_cache(k, *rest[1:2], *rest[7:10])
+    pairs = _pairs(q, k, cu_seqlens_q, cu_seqlens_k, of_cache, rest[5])
+    return 2 * pairs * (q.shape[-1] + v.shape[-1])
 
 
 def _rows_of_cache(
@@ -66,7 +67,7 @@ def _backward(*arguments: Any, out_val: Any = None) -> int:
     _, _, q, k, v, _, _, _, _, cu_seqlens_q, cu_seqlens_k, *rest = arguments
     need_dq, need_dk, need_dv, _ = rest[-4:]
     head_dims = q.shape[-1] * (1 + need_dq + need_dk) + v.shape[-1] * (1 + need_dv)
-    return int(2 * _pairs(q, k, cu_seqlens_q, cu_seqlens_k) * head_dims)
+    return int(2 * _pairs(q, k, cu_seqlens_q, cu_seqlens_k, indices=rest[5]) * head_dims)
 
 
 def _backward_out(*arguments: Any, out_val: Any = None) -> int:
@@ -79,8 +80,12 @@ def _pairs(
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
     of_k: list[Any] | None = None,
+    indices: Tensor | None = None,
 ) -> int:
-    """Pairs of a query and a key, of all heads. `of_k`: the keys of each sequence, where k is a cache."""
+    """Pairs of a query and a key, of all heads. `of_k`: the keys of each sequence, where k is a cache.
+    `indices`: the keys of each query, where it has chosen them."""
+    if indices is not None:
+        return int(q.shape[:-1].numel() * indices.shape[-1])
     of_q, of_k = _lengths(q, cu_seqlens_q), _lengths(k, cu_seqlens_k) if of_k is None else of_k
     return q.shape[-2] * int(sum(a * b for a, b in zip(of_q, of_k, strict=True)))
 
