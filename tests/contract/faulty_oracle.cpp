@@ -216,19 +216,16 @@ constexpr const char* every_feature = "Contract01_EveryElementWritten.DenseWithE
 constexpr const char* accuracy = "ContractAccuracy.ForwardAndBackwardWithinTheRule";
 constexpr const char* through_lse = "ContractAccuracy.GradientThroughTheLse";
 constexpr const char* empty_rows = "Contract02_QueryThatSeesNoKey.CausalWithMoreQueriesThanKeys";
+constexpr const char* windows = "Contract04_Masks.EveryWindowOnSmallShapes";
 constexpr const char* seqused = "Contract05_RowsPastTheEnd.PastSequsedDense";
 constexpr const char* scales = "Contract08_NoSentinel.ScaleZeroNegativeAndOne";
 constexpr const char* eight_bits = "Contract17_Caches.EightBitQueriesInEntriesChosenByIndex";
 constexpr const char* by_row = "Contract17_RowScales.PagesOfAnySize";
 
 const Fault all_faults[] = {
-    {.name = "diagonal_one_late",
-     .caught_by = "Contract04_Masks.EveryWindowOnSmallShapes",
-     .problem = diagonal_one_late},
+    {.name = "diagonal_one_late", .caught_by = windows, .problem = diagonal_one_late},
     {.name = "diagonal_from_the_top_left", .caught_by = empty_rows, .problem = diagonal_from_the_top_left},
-    {.name = "left_edge_exclusive",
-     .caught_by = "Contract04_Masks.EveryWindowOnSmallShapes",
-     .problem = left_edge_exclusive},
+    {.name = "left_edge_exclusive", .caught_by = windows, .problem = left_edge_exclusive},
     {.name = "scale_one_percent_off",
      .caught_by = every_feature,
      .problem = [](Problem& p) { p.scale *= 1.01F; }},
@@ -253,6 +250,9 @@ const Fault all_faults[] = {
     {.name = "mask_of_the_first_sequence_for_all",
      .caught_by = "Contract04_BySequence.CausalAndNotInOneCall",
      .problem = [](Problem& p) { p.causal_by_sequence.stride = 0; }},
+    {.name = "topk_length_ignored",
+     .caught_by = "Contract22_Indices.WhereverKeysLie",
+     .problem = [](Problem& p) { p.indices.lengths = {}; }},
     {.name = "sixteen_bits_in_f32",
      .caught_by = "Contract20_OutInF32.HasMoreDigitsThanTheInputs",
      .forward = sixteen_bits_in_f32},
