@@ -42,6 +42,11 @@ TANDEM_DEVICE u32 reduce_or(u32 value) {
   return __reduce_or_sync(0xffffffffU, value);
 }
 
+/// The largest over the warp.
+TANDEM_DEVICE u32 reduce_max(u32 value) {
+  return __reduce_max_sync(0xffffffffU, value);
+}
+
 /// Whether `value` is true on any lane. A ballot's mask would have to be tested after the vote.
 TANDEM_DEVICE bool any_lane(bool value) {
   return __any_sync(0xffffffffU, value);

@@ -72,9 +72,19 @@ constexpr int backward_shared_bytes(const EightBitBackwardConfig& c) {
 
 /// Threads of the kernel that writes dq: a warpgroup for 64 queries of a head.
 constexpr int eight_bit_convert_threads = 128;
-/// Dynamic shared memory of the quantiser's kernels: the tables of `tables`, and K's mean.
+/// Dynamic shared memory of the quantiser's kernels: largest values, four of each warp, and K's mean.
+constexpr int gradient_maxima_bytes = 4 * 4 * (quantize_threads / 32);
 constexpr int gradient_rows_bytes(const QuantizeConfig& c) {
-  return arrange_shared_bytes(c) + 4 * quantize_channels(c.head_dim_qk);
+  return gradient_maxima_bytes + 4 * quantize_channels(c.head_dim_qk);
+}
+/// That of keys has a tile on its way to being transposed.
+constexpr int gradient_keys_bytes(const QuantizeConfig& c) {
+  return gradient_rows_bytes(c) + quant_block * quantize_channels(c.head_dim_qk);
+}
+/// That of queries has rows of dO, O and Q.
+constexpr int gradient_queries_bytes(const QuantizeConfig& c) {
+  return gradient_rows_bytes(c) +
+         2 * quant_block * (quantize_channels(c.head_dim_qk) + 2 * quantize_channels(c.head_dim_v));
 }
 
 /// Operands of the products that run over rows, in e4m3: channels are rows, and what the tensor's rows were

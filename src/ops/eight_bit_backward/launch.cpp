@@ -208,8 +208,12 @@ void fill_mean_of_gradients(StepParams& call, const Step& /*step*/) {
   call.fill([&] { return quantize_params(call.problem(), steps.recipe, steps.workspace, call.memory()); });
 }
 
-BlockShape gradient_rows_block(const KernelConfig& config) {
-  return {.threads = quantize_threads, .shared_bytes = gradient_rows_bytes(std::get<QuantizeConfig>(config))};
+BlockShape gradient_keys_block(const KernelConfig& config) {
+  return {.threads = quantize_threads, .shared_bytes = gradient_keys_bytes(std::get<QuantizeConfig>(config))};
+}
+BlockShape gradient_queries_block(const KernelConfig& config) {
+  const int bytes = gradient_queries_bytes(std::get<QuantizeConfig>(config));
+  return {.threads = quantize_threads, .shared_bytes = bytes};
 }
 
 BlockShape eight_bit_backward_block(const KernelConfig& config) {

@@ -32,7 +32,8 @@ EightBitBackwardConfig eight_bit_convert_config(const EightBitBackwardConfig& co
 
 void fill_eight_bit_backward(StepParams& call, const Step& step);
 void fill_mean_of_gradients(StepParams& call, const Step& step);
-BlockShape gradient_rows_block(const KernelConfig& config);
+BlockShape gradient_keys_block(const KernelConfig& config);
+BlockShape gradient_queries_block(const KernelConfig& config);
 BlockShape eight_bit_backward_block(const KernelConfig& config);
 
 namespace kernels {
@@ -43,11 +44,11 @@ inline constexpr KernelSpec mean_of_gradients{.header = "ops/quantize/common/mea
                                               .params = fill_mean_of_gradients};
 inline constexpr KernelSpec quantize_keys{.header = "ops/eight_bit_backward/common/quantize_keys.cuh",
                                           .entry = "quantize_keys",
-                                          .block = gradient_rows_block,
+                                          .block = gradient_keys_block,
                                           .params = fill_eight_bit_backward};
 inline constexpr KernelSpec quantize_queries{.header = "ops/eight_bit_backward/common/quantize_queries.cuh",
                                              .entry = "quantize_queries",
-                                             .block = gradient_rows_block,
+                                             .block = gradient_queries_block,
                                              .params = fill_eight_bit_backward};
 inline constexpr KernelSpec eight_bit_backward{.header = "ops/eight_bit_backward/sm90/eight_bit_backward.cuh",
                                                .entry = "eight_bit_backward",

@@ -150,15 +150,16 @@ void run_eight_bit_backward(const EmulatedEightBitBackward& kernels, Call& call,
       }(),
       &emulator::encode, workspace, scratch.data);
   const gpu::QuantizeItems items = gpu::gradient_items(p);
-  const int bytes = gradient_rows_bytes(kernels.quantizer);
   if (items.k > 0)
     emulator::launch(kernels.mean, params.quantize,
                      grid_of(items.k, mean_threads(kernels.quantizer), mean_shared_bytes(kernels.quantizer)),
                      options);
   if (items.total() > 0)
-    emulator::launch(kernels.keys, params, grid_of(items.total(), quantize_threads, bytes), options);
+    emulator::launch(kernels.keys, params, grid_of(items.total(), quantize_threads, gradient_keys_bytes(kernels.quantizer)),
+                     options);
   if (items.q > 0)
-    emulator::launch(kernels.queries, params, grid_of(items.q, quantize_threads, bytes), options);
+    emulator::launch(kernels.queries, params, grid_of(items.q, quantize_threads, gradient_queries_bytes(kernels.quantizer)),
+                     options);
   const std::int64_t rows_blocks = gpu::backward_rows_count(p, config.tiling.block_m);
   const std::int64_t grid = gpu::backward_grid(p, config, static_cast<int>(run.blocks));
   const bool converts = rows_blocks > 0 && p.dq.given();

@@ -105,6 +105,7 @@ struct Warp {
     shuffle_up,
     ballot,
     reduce_or,
+    reduce_max,
     sync,
     elect,
     ldmatrix,

@@ -90,6 +90,7 @@ std::uint32_t shuffle(std::uint32_t value, int lane);
 std::uint32_t shuffle_up(std::uint32_t value, int delta);
 std::uint32_t ballot(bool predicate);
 std::uint32_t reduce_or(std::uint32_t value);
+std::uint32_t reduce_max(std::uint32_t value);
 void sync_warp();
 bool elect_one();
 void ldmatrix_x4(const void* row, std::uint32_t (&d)[4]);

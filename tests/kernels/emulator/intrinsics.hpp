@@ -30,6 +30,9 @@ inline std::uint32_t __shfl_up_sync(unsigned /*lanes*/, std::uint32_t value, int
 inline std::uint32_t __reduce_or_sync(unsigned /*lanes*/, std::uint32_t value) {
   return tandem::emulator::reduce_or(value);
 }
+inline std::uint32_t __reduce_max_sync(unsigned /*lanes*/, std::uint32_t value) {
+  return tandem::emulator::reduce_max(value);
+}
 inline std::uint32_t __ballot_sync(unsigned /*lanes*/, bool predicate) {
   return tandem::emulator::ballot(predicate);
 }

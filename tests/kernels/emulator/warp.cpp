@@ -18,6 +18,7 @@ const char* name(Operation operation) {
     case Operation::shuffle_up: return "shuffle_up";
     case Operation::ballot: return "ballot";
     case Operation::reduce_or: return "reduce_or";
+    case Operation::reduce_max: return "reduce_max";
     case Operation::sync: return "sync_warp";
     case Operation::elect: return "elect_one";
     case Operation::ldmatrix: return "ldmatrix_x4";
@@ -147,6 +148,13 @@ std::uint32_t reduce_or(std::uint32_t value) {
   std::uint32_t bits = 0;
   for (std::uint32_t lane = 0; lane < 32; ++lane) bits |= all[lane].values[0];
   return bits;
+}
+
+std::uint32_t reduce_max(std::uint32_t value) {
+  const auto& all = collective(Operation::reduce_max, 0, {{value}, nullptr});
+  std::uint32_t largest = 0;
+  for (std::uint32_t lane = 0; lane < 32; ++lane) largest = std::max(largest, all[lane].values[0]);
+  return largest;
 }
 
 void sync_warp() {

@@ -112,11 +112,9 @@ struct SignBits {
   }
 };
 
-/// Signs (constants, of which three selections find the thread's), then Hadamard blocks, divided by the
-/// square roots of their sizes.
+/// Negates what the rotation negates: constants, of which three selections find the thread's.
 template <int head_dim>
-TANDEM_DEVICE void rotate(Row<head_dim>& row, int t) {
-  constexpr int whole = Row<head_dim>::whole;
+TANDEM_DEVICE void apply_signs(Row<head_dim>& row, int t) {
   constexpr SignBits<head_dim> signs;
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
@@ -130,6 +128,12 @@ TANDEM_DEVICE void rotate(Row<head_dim>& row, int t) {
       row.x[j][i] = ptx::float_of(ptx::bits_of(row.x[j][i]) ^ sign);
     }
   }
+}
+
+/// Multiplies by Hadamard blocks, divided by the square roots of their sizes.
+template <int head_dim>
+TANDEM_DEVICE void multiply_by_hadamard(Row<head_dim>& row, int t) {
+  constexpr int whole = Row<head_dim>::whole;
 #pragma unroll
   for (int j = 0; j < whole; ++j) {
 #pragma unroll
@@ -147,6 +151,12 @@ TANDEM_DEVICE void rotate(Row<head_dim>& row, int t) {
   }
   rotate_groups<head_dim>(row);
   if constexpr (head_dim % 32 != 0) rotate_rest<head_dim>(row.x[whole], t);
+}
+
+template <int head_dim>
+TANDEM_DEVICE void rotate(Row<head_dim>& row, int t) {
+  apply_signs(row, t);
+  multiply_by_hadamard(row, t);
 }
 
 }  // namespace tandem::quantizer
