@@ -72,10 +72,12 @@ constexpr int backward_shared_bytes(const EightBitBackwardConfig& c) {
 
 /// Threads of the kernel that writes dq: a warpgroup for 64 queries of a head.
 constexpr int eight_bit_convert_threads = 128;
-/// Dynamic shared memory of the quantiser's kernels: largest values, four of each warp, and K's mean.
+/// Dynamic shared memory of the quantiser's kernels: largest values, four of each warp; the rotation's signs of
+/// pairs of 128 channels; K's mean.
 constexpr int gradient_maxima_bytes = 4 * 4 * (quantize_threads / 32);
+constexpr int gradient_signs_bytes = 4 * 128 / 2;
 constexpr int gradient_rows_bytes(const QuantizeConfig& c) {
-  return gradient_maxima_bytes + 4 * quantize_channels(c.head_dim_qk);
+  return gradient_maxima_bytes + gradient_signs_bytes + 4 * quantize_channels(c.head_dim_qk);
 }
 /// That of keys has a tile on its way to being transposed.
 constexpr int gradient_keys_bytes(const QuantizeConfig& c) {

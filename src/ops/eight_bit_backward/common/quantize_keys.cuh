@@ -23,9 +23,10 @@ TANDEM_DEVICE void quantize_k(const EightBitBackwardParams& p, int number) {
   const i64 at = item.begin + static_cast<i64>(item.first + row);
   const bool used = item.first + row < item.used;
   auto packed = load_row<C, C.head_dim_qk>(row_at(x.source, x.stride, item, at), t, used);
+  store_signs(shared);
   store_mean<C>(p, shared, item.batch, item.head);
-  if constexpr (C.smooth_k) ptx::sync_block();
-  apply_signs(packed, pair_signs(t));
+  ptx::sync_block();
+  apply_signs(packed, shared, t);
   Row<C.head_dim_qk> values = unpacked<C>(packed);
   if (C.smooth_k && used) quantizer::subtract(values, shared.mean, t);
   quantizer::multiply_by_hadamard(values, t);
@@ -35,9 +36,8 @@ TANDEM_DEVICE void quantize_k(const EightBitBackwardParams& p, int number) {
   const quantizer::Scale s = block_scale(largest[0]);
   if (thread == 0)
     ptx::store_global(x.scales + quantizer::offset_of(x.scale_stride, item, item.block), s.stored);
-  if (used) store_row(x, item, at, t, quantized(values, s.inverse));
   auto* const tile = reinterpret_cast<u32*>(shared.rest);
-  put_row(tile, values, 2.0F * s.inverse);
+  store_row(quantized_at(x, item, at, t), used, tile, values, s.inverse, 2.0F * s.inverse);
   ptx::sync_block();
   store_tile<C.head_dim_qk>(
       tile, p.k_t,
@@ -58,7 +58,9 @@ TANDEM_DEVICE void quantize_v(const EightBitBackwardParams& p, int number) {
   const i64 at = item.begin + static_cast<i64>(item.first + row);
   const bool used = item.first + row < item.used;
   auto packed = load_row<C, C.head_dim_v>(row_at(x.source, x.stride, item, at), t, used);
-  apply_signs(packed, pair_signs(t));
+  store_signs(shared);
+  ptx::sync_block();
+  apply_signs(packed, shared, t);
   Row<C.head_dim_v> values = unpacked<C>(packed);
   quantizer::multiply_by_hadamard(values, t);
   float largest[2];
@@ -71,7 +73,12 @@ TANDEM_DEVICE void quantize_v(const EightBitBackwardParams& p, int number) {
                       any_bad ? ptx::quiet_nan() : s.stored);
     if (!any_bad) ptx::atomic_max(p.maxima.v + item.batch * p.heads_kv + item.head, ptx::bits_of(s.stored));
   }
-  if (used) store_row(x, item, at, t, quantized(values, s.inverse));
+  if (!used) return;
+  u64* const to = quantized_at(x, item, at, t);
+#pragma unroll
+  for (int j = 0; j < Row<C.head_dim_v>::vectors; ++j)
+    ptx::store_global(to + 4 * j,
+                      as_one(quantizer::encode<OperandType::s8>(values.x[j], s.inverse, false)));
 }
 
 /// The Euclidean norm of the row, on one of its threads; infinite or a NaN if it is no number. The others
@@ -121,9 +128,9 @@ TANDEM_DEVICE void find_maxima(const EightBitBackwardParams& p, int number) {
   const float q = norm_of<C>(queries, lane);
   const float dout = norm_of<C>(of_out, lane);
   const bool counts =
-      has_norm(lane) && terms.root > 0.0F && terms.number && q - q + dout - dout == 0.0F;
+      has_norm(lane) && terms.sees() && terms.number() && q - q + dout - dout == 0.0F;
   enum : int { dout_r, q_r, plain_dout, dlse };
-  float largest[4] = {counts ? dout * terms.root : 0.0F, counts ? q * terms.root : 0.0F,
+  float largest[4] = {counts ? dout * terms.root() : 0.0F, counts ? q * terms.root() : 0.0F,
                       counts ? dout : 0.0F, dlse_of(p, item, at, terms)};
   find_largest(largest, shared.maxima);
   if (thread != 0) return;

@@ -13,10 +13,11 @@ namespace tandem {
 
 namespace gradients {
 
-/// One of eight s8 values. Its byte, raised by 128, is the last of a float whose unit is 1.
-TANDEM_DEVICE float value_of(const quantizer::Quantized8& eight, int i) {
+/// One of eight s8 values. Its byte, raised by 128, is the last of a float whose unit is 1. `unit` is such a
+/// float, in a register.
+TANDEM_DEVICE float value_of(const quantizer::Quantized8& eight, int i, u32 unit) {
   const u32 raised = (i < 4 ? eight.low : eight.high) ^ 0x80808080U;
-  const u32 bits = ptx::permute_bytes(raised, 0x4B000000U, 0x7440U | static_cast<u32>(i % 4));
+  const u32 bits = ptx::permute_bytes(raised, unit, 0x7440U | static_cast<u32>(i % 4));
   return ptx::float_of(bits) - (0x1p23F + 128.0F);
 }
 
@@ -25,70 +26,77 @@ template <QuantizeConfig C>
 TANDEM_DEVICE ptx::Vec4* slots(const Shared& shared, int tensor) {
   return reinterpret_cast<ptx::Vec4*>(shared.rest) + tensor * (Row<C.head_dim_v>::vectors * quantize_threads);
 }
+/// Where rows of `tensor` were before.
+template <QuantizeConfig C>
+TANDEM_DEVICE u32* tile_at(const Shared& shared, int tensor) {
+  return reinterpret_cast<u32*>(slots<C>(shared, tensor));
+}
 /// Starts copying the thread's part of a row there, as a group of copies; 0 unless `used`.
 template <QuantizeConfig C, int head_dim>
 TANDEM_DEVICE void fetch_row(ptx::Vec4* to, const u16* row, bool used) {
   const int thread = static_cast<int>(ptx::thread_index());
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    quantizer::fetch_vector<C.vectors, head_dim>(to + j * quantize_threads + thread, row,
-                                                 (4 * j + thread % row_threads) * 8, used);
+    const int t = thread % row_threads;
+    ptx::Vec4* const slot = to + thread + j * quantize_threads;
+    if constexpr (C.vectors) {
+      ptx::copy_async_or_zero(slot, reinterpret_cast<const ptx::Vec4*>(row + 8 * t) + 4 * j, used);
+    } else {
+      ptx::store_shared(slot, quantizer::load_elements(row, (4 * j + t) * 8, head_dim, used));
+    }
   }
   ptx::commit_copies();
 }
-/// The thread's part, with the signs of the rotation, when all groups but the last `pending` are there.
-template <int pending, int head_dim>
-TANDEM_DEVICE PackedRow<head_dim> fetched_row(const ptx::Vec4* from, int t) {
+/// The thread's part of a tensor's row, with the signs of the rotation, when all groups of copies but the last
+/// `pending` are there.
+template <QuantizeConfig C, int pending>
+TANDEM_DEVICE PackedRow<C.head_dim_v> fetched_row(const Shared& shared, int tensor) {
   const int thread = static_cast<int>(ptx::thread_index());
   ptx::wait_for_copy_groups<pending>();
-  PackedRow<head_dim> packed;
+  PackedRow<C.head_dim_v> packed;
 #pragma unroll
-  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    const ptx::Vec4 v = ptx::load_shared(from + j * quantize_threads + thread);
-    packed.words[j][0] = v.x;
-    packed.words[j][1] = v.y;
-    packed.words[j][2] = v.z;
-    packed.words[j][3] = v.w;
-  }
-  apply_signs(packed, pair_signs(t));
+  for (int j = 0; j < Row<C.head_dim_v>::vectors; ++j)
+    packed.set(j, ptx::load_shared(slots<C>(shared, tensor) + thread + j * quantize_threads));
+  apply_signs(packed, shared, thread % row_threads);
   return packed;
 }
 
 /// Sum over a row of its s8 values times those of `other`, which has its signs already, rotated. It need not
-/// have the CPU's bits, so the tensor cores rotate it: 64 channels (bit 6 of a channel, two of a thread's
-/// vectors, are rows 8 apart of their operand), whose last level, between these, is left to the threads.
-/// That and the dot product are 160 instructions a thread; rotate's are 290 before the product.
+/// have the CPU's bits, so the tensor cores do the four levels of bits 0, 1, 3 and 4 of a channel, those of a
+/// word, of neighbouring words and of the row's threads, and in two vectors at once (bit 6). That takes 8
+/// instructions; the threads themselves would take 290 for all levels.
 template <QuantizeConfig C, int head_dim>
 TANDEM_DEVICE float rotated_dot(const QuantizedRow<head_dim>& values, const PackedRow<head_dim>& other,
                                 int lane) {
-  constexpr u32 ones = C.element == Element::bf16 ? 0x3f803f80U : 0x3c003c00U;
-  // An entry of the matrix is negative if its row and column have an odd number of bits in common. Bits 0, 3
-  // and 4 of the row are of the thread (and the half of the word), those of the column of the lane's four.
+  // An entry of the matrix is negative if its row and column have an odd number of bits in common.
+  const int row = lane % row_threads;
   const int column = lane / row_threads;
-  const u32 odd = ptx::count_bits(static_cast<u32>(lane % row_threads & column / 2)) % 2;
-  const u32 positive = ones ^ (odd != 0 ? 0x80008000U : 0U) ^ (column % 2 != 0 ? 0x80000000U : 0U);
+  const bool odd = ptx::count_bits(static_cast<u32>(row & column / 2)) % 2 != 0;
+  const u32 ones = C.element == Element::bf16 ? 0x3f803f80U : 0x3c003c00U;
+  const u32 positive = ones ^ (odd ? 0x80008000U : 0U) ^ (column % 2 != 0 ? 0x80000000U : 0U);
   const u32 negative = positive ^ 0x80008000U;
+  const auto unit = static_cast<u32>(ptx::forgotten(0x4B000000));
   float sum = 0.0F;
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {  // bits 5, 2 and 1 of the rotated channels
-    float rotated[4] = {};
+  for (int n = 0; n < 2; ++n) {  // bit 1 of a channel that results
+    float x[4][4] = {};
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {  // bits 5 and 2 of the channels
+    for (int k = 0; k < 4; ++k) {  // bits 5 and 2
       const u32(&low)[4] = other.words[k / 2];
       const u32(&high)[4] = other.words[k / 2 + 2];
-      const int word = k % 2 * 2;
-      const auto entry = [&](int bits) {  // bits 2 and 1
-        const int common = bits & n % 4;
-        return ((common ^ common >> 1 ^ (k / 2 & n / 4)) & 1) != 0 ? negative : positive;
-      };
-      ptx::mma<C.element>(rotated, {low[word], high[word], low[word + 1], high[word + 1]}, entry(word),
-                          entry(word + 1));
+      const int w = k % 2 * 2;
+      ptx::mma<C.element>(x[k], {low[w], high[w], low[w + 1], high[w + 1]}, positive,
+                          n == 0 ? positive : negative);
     }
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int i = n % 4 * 2 + e;
-      sum = ptx::fma(value_of(values.vectors[n / 4], i), rotated[e] + rotated[2 + e], sum);
-      sum = ptx::fma(value_of(values.vectors[n / 4 + 2], i), rotated[e] - rotated[2 + e], sum);
+    for (int e = 0; e < 2; ++e) {  // bit 0
+      float y[8];                  // bits 6, 5 and 2
+#pragma unroll
+      for (int m = 0; m < 8; ++m) y[m] = x[m % 4][m / 4 * 2 + e];
+      quantizer::butterflies(y);
+#pragma unroll
+      for (int m = 0; m < 8; ++m)
+        sum = ptx::fma(value_of(values.vectors[m / 2], m % 2 * 4 + 2 * n + e, unit), y[m], sum);
     }
   }
   sum += ptx::shuffle_xor(sum, 1);
@@ -96,99 +104,106 @@ TANDEM_DEVICE float rotated_dot(const QuantizedRow<head_dim>& values, const Pack
   return sum * quantizer::rotation_factor(head_dim);
 }
 
-/// A thread's row of an item of queries.
+/// A thread's row of an item of queries. What follows from the thread's number is made again where it is
+/// used: the registers are needed for the row's values.
 struct QueryRow {
   WorkItem item;
-  QueryBlocks blocks;
-  int row;  ///< in the item
-  i64 at;   ///< in the tensor
-  bool used;
-  QueryTerms terms;
   int head_kv;  ///< among those of all batch entries
+  QueryTerms terms;
 
+  [[nodiscard]] TANDEM_DEVICE static int thread() { return static_cast<int>(ptx::thread_index_anew()); }
+  /// In the item.
+  [[nodiscard]] TANDEM_DEVICE static int row() { return row_of_thread<RowOrder::queries>(thread()); }
+  /// In the tensor.
+  [[nodiscard]] TANDEM_DEVICE i64 at() const {
+    return item.begin + static_cast<i64>(item.first + row());
+  }
+  [[nodiscard]] TANDEM_DEVICE bool used() const { return item.first + row() < item.used; }
   [[nodiscard]] TANDEM_DEVICE tile::GradientUnits units(const EightBitBackwardParams& p) const {
     return {p.maxima, head_kv};
   }
-  [[nodiscard]] TANDEM_DEVICE i64 column() const { return static_cast<i64>(blocks.first) * 64; }
 };
 
-/// What is found of dO before Q is rounded.
-struct DoutTerms {
-  float scale;     ///< the block's
-  float ds_scale;  ///< E of the block, over which dS is rounded
-  float delta;     ///< the row's
-  bool bad;        ///< the row is no number
-};
+/// The item in uniform registers, so that a row's values have the others.
+TANDEM_DEVICE WorkItem of_warp(const WorkItem& item) {
+  return {.batch = ptx::warp_uniform(item.batch),
+          .entry = ptx::warp_uniform(item.entry),
+          .head = ptx::warp_uniform(item.head),
+          .first = ptx::warp_uniform(item.first),
+          .begin = ptx::warp_uniform(item.begin),
+          .used = ptx::warp_uniform(item.used),
+          .block = item.block,
+          .blocks = item.blocks};
+}
 
-/// dO's operands; its tile is left where the rows of dO were.
+/// dO's operands, of which the tile is left where the rows of dO were; delta, and the factors of dS and dQ.
+/// Returns E of the block, over which dS is rounded. A row that is no number has a NaN as LSE from here on.
 template <QuantizeConfig C>
-TANDEM_DEVICE DoutTerms quantize_dout(const EightBitBackwardParams& p, const Shared& shared,
-                                      const QueryRow& r) {
-  DoutTerms terms{};
-  const int thread = static_cast<int>(ptx::thread_index());
-  const int t = thread % row_threads;
-  Row<C.head_dim_v> values = unpacked<C>(fetched_row<2, C.head_dim_v>(slots<C>(shared, 0), t));
-  quantizer::multiply_by_hadamard(values, t);
-  float largest[2] = {0.0F, dlse_of(p, r.item, r.at, r.terms)};
-  terms.bad = clear_if_bad(values, largest[0]);
+TANDEM_DEVICE float quantize_dout(const EightBitBackwardParams& p, const Shared& shared, QueryRow& r) {
+  Row<C.head_dim_v> values = unpacked<C>(fetched_row<C, 2>(shared, 0));
+  quantizer::multiply_by_hadamard(values, QueryRow::thread() % row_threads);
+  float largest[2] = {0.0F, dlse_of(p, r.item, r.at(), r.terms)};
+  const bool bad = clear_if_bad(values, largest[0]);
   find_largest(largest, shared.maxima);
   const quantizer::Scale s = block_scale(largest[0]);
-  terms.scale = s.stored;
-  terms.ds_scale = ptx::fmax(s.stored * r.units(p).v_scale(), tile::dlse_share * largest[1]);
-  const QuantizedRow<C.head_dim_v> rounded = quantized(values, s.inverse);
-  if (r.used) store_row(p.dout8, r.item, r.at, t, rounded);
+  const float ds_scale = ptx::fmax(s.stored * r.units(p).v_scale(), tile::dlse_share * largest[1]);
   const float unit = tile::power_of_two(-r.units(p).dout_exponent());
-  put_row(reinterpret_cast<u32*>(slots<C>(shared, 0)), values, r.terms.number ? r.terms.root * unit : 0.0F);
-  const auto out = fetched_row<1, C.head_dim_v>(slots<C>(shared, 1), t);
-  terms.delta = rotated_dot<C>(rounded, out, thread % warp_size) * s.stored;
-  if (p.dlse != nullptr && r.terms.root > 0.0F)
-    terms.delta -= ptx::load_global(p.dlse + quantizer::offset_of(p.dlse_stride, r.item, r.at));
-  return terms;
+  const QuantizedRow<C.head_dim_v> rounded = store_row(
+      quantized_at(p.dout8, r.item, r.at(), QueryRow::thread() % row_threads), r.used(),
+      tile_at<C>(shared, 0), values, s.inverse, r.terms.number() ? r.terms.root() * unit : 0.0F);
+  if (bad) r.terms.lse = ptx::quiet_nan();
+
+  const auto out = fetched_row<C, 1>(shared, 1);
+  float delta = rotated_dot<C>(rounded, out, QueryRow::thread() % warp_size) * s.stored;
+  const int thread = QueryRow::thread();
+  const QueryBlocks blocks = query_blocks(p, r.item);
+  if (thread < blocks.count) {
+    const float of_dout = ds_scale > 0.0F ? dp_factor * s.stored / ds_scale : 0.0F;
+    ptx::store_global(p.q_scales + 4 * (blocks.number + thread) + 1, of_dout);
+  }
+  if (thread % row_threads == 0 && QueryRow::row() < blocks.count * 64) {
+    if (p.dlse != nullptr && r.terms.sees())
+      delta -= ptx::load_global(p.dlse + quantizer::offset_of(p.dlse_stride, r.item, r.at()));
+    const bool has_delta = r.terms.number() && r.terms.sees() && ds_scale > 0.0F;
+    const i64 at = blocks.number * 64 + QueryRow::row();
+    ptx::store_global(p.delta + at, has_delta ? dp_factor * delta / ds_scale : 0.0F);
+    ptx::store_global(p.row_factors + at, r.terms.root() * ds_scale);
+  }
+  return ds_scale;
 }
 
-/// Q's operands.
-struct QTerms {
-  float scale;
-  float shift;  ///< what the removal of K's mean takes off the row's logits
-  bool bad;
-};
+/// Q's operands, its scale, and what the main kernel takes off the row's logits.
 template <QuantizeConfig C>
-TANDEM_DEVICE QTerms quantize_q(const EightBitBackwardParams& p, const Shared& shared, const QueryRow& r,
-                                const DoutTerms& dout) {
-  QTerms terms{};
-  const int t = static_cast<int>(ptx::thread_index()) % row_threads;
-  Row<C.head_dim_qk> values = unpacked<C>(fetched_row<0, C.head_dim_qk>(slots<C>(shared, 2), t));
-  if constexpr (C.smooth_k) terms.shift = quantizer::dot(values, shared.mean, t) * p.quantize.scale;
-  quantizer::multiply_by_hadamard(values, t);
+TANDEM_DEVICE void quantize_q(const EightBitBackwardParams& p, const Shared& shared, QueryRow& r,
+                              float ds_scale) {
+  Row<C.head_dim_qk> values = unpacked<C>(fetched_row<C, 0>(shared, 2));
+  if constexpr (C.smooth_k)  // what the removal of K's mean has taken off the row's logits
+    r.terms.lse -=
+        quantizer::dot(values, shared.mean, QueryRow::thread() % row_threads) * p.quantize.scale;
+  quantizer::multiply_by_hadamard(values, QueryRow::thread() % row_threads);
   float largest[1];
-  terms.bad = clear_if_bad(values, largest[0]);
+  const bool bad = clear_if_bad(values, largest[0]);
   find_largest(largest, shared.maxima + gradient_maxima_bytes / 8);  // dO's may still be read
   const quantizer::Scale s = block_scale(largest[0]);
-  terms.scale = s.stored;
-  if (r.used) store_row(p.quantize.q, r.item, r.at, t, quantized(values, s.inverse));
-  // dO's tile is complete, and all threads have read their parts of O, since the scale was found.
-  store_tile<C.head_dim_v>(reinterpret_cast<const u32*>(slots<C>(shared, 0)), p.dout_t,
-                           r.item.head * p.dout_t.head + r.column(), r.blocks.count * 64);
-  auto* const tile = reinterpret_cast<u32*>(slots<C>(shared, 1));
   const float unit = tile::power_of_two(-r.units(p).q_exponent());
-  const bool number = r.terms.number && !dout.bad;
-  put_row(tile, values, number ? r.terms.root * unit * dout.ds_scale : 0.0F);
+  // dO's tile is complete, and all threads have read their parts of O, since the scale was found.
+  store_row(quantized_at(p.quantize.q, r.item, r.at(), QueryRow::thread() % row_threads), r.used(),
+            tile_at<C>(shared, 1), values, s.inverse,
+            r.terms.number() ? r.terms.root() * unit * ds_scale : 0.0F);
+  const QueryBlocks blocks = query_blocks(p, r.item);
+  const auto store = [&](int tile, const TransposedOperand& x) {
+    store_tile<C.head_dim_qk>(tile_at<C>(shared, tile), x,
+                              r.item.head * x.head + static_cast<i64>(blocks.first) * 64, 64 * blocks.count);
+  };
+  store(0, p.dout_t);
   ptx::sync_block();
-  store_tile<C.head_dim_qk>(tile, p.q_t, r.item.head * p.q_t.head + r.column(), r.blocks.count * 64);
-  return terms;
-}
-
-/// A row's terms, for the main kernel and for the conversion of dQ.
-TANDEM_DEVICE void store_terms(const EightBitBackwardParams& p, const QueryRow& r, const DoutTerms& dout,
-                               const QTerms& q) {
-  const QueryTerms& terms = r.terms;
-  const bool number = terms.number && !dout.bad && !q.bad;
-  const i64 at = r.blocks.number * 64 + r.row;
-  const float lse = ptx::fma(terms.lse - q.shift, tile::log2_e, terms.exponent - 8.0F);
-  ptx::store_global(p.lse_log2 + at, terms.root == 0.0F ? ptx::infinity() : number ? lse : ptx::quiet_nan());
-  const bool has_delta = number && terms.root > 0.0F && dout.ds_scale > 0.0F;
-  ptx::store_global(p.delta + at, has_delta ? dp_factor * dout.delta / dout.ds_scale : 0.0F);
-  ptx::store_global(p.row_factors + at, terms.root * dout.ds_scale);
+  store(1, p.q_t);
+  const int thread = QueryRow::thread();
+  if (thread < blocks.count) ptx::store_global(p.q_scales + 4 * (blocks.number + thread), s.stored);
+  if (thread % row_threads != 0 || QueryRow::row() >= blocks.count * 64) return;
+  const float lse = bad ? ptx::quiet_nan() : ptx::fma(r.terms.lse, tile::log2_e, r.terms.exponent - 8.0F);
+  ptx::store_global(p.lse_log2 + blocks.number * 64 + QueryRow::row(),
+                    r.terms.sees() ? lse : ptx::infinity());
 }
 
 }  // namespace gradients
@@ -202,30 +217,23 @@ TANDEM_KERNEL __launch_bounds__(quantize_threads, 2)
   QueryRow r;
   if (!quantizer::locate<C>(quantizer::query_side(p.quantize), static_cast<int>(ptx::block_index()), r.item))
     return;
+  r.item = of_warp(r.item);
+  const int head_kv = r.item.head / p.quantize.group;
+  r.head_kv = ptx::warp_uniform(r.item.batch * p.heads_kv + head_kv);
   const Shared shared = shared_memory<C>();
-  const int thread = static_cast<int>(ptx::thread_index());
-  r.row = row_of_thread<RowOrder::queries>(thread);
-  r.at = r.item.begin + static_cast<i64>(r.item.first + r.row);
-  r.used = r.item.first + r.row < r.item.used;
   const auto fetch = [&](int tensor, const void* data, const Strides& stride) {
-    fetch_row<C, C.head_dim_v>(slots<C>(shared, tensor), row_at(data, stride, r.item, r.at), r.used);
+    fetch_row<C, C.head_dim_v>(slots<C>(shared, tensor), row_at(data, stride, r.item, r.at()), r.used());
   };
   static_assert(C.head_dim_qk == C.head_dim_v);
   fetch(0, p.dout8.source, p.dout8.stride);
   fetch(1, p.out, p.out_stride);
   fetch(2, p.quantize.q.source, p.quantize.q.stride);
-  store_mean<C>(p, shared, r.item.batch, r.item.head / p.quantize.group);
-  r.blocks = query_blocks(p, r.item);
-  r.head_kv = r.item.batch * p.heads_kv + r.item.head / p.quantize.group;
-  r.terms = query_terms(p, r.item, r.at, r.used);
-  const DoutTerms dout = quantize_dout<C>(p, shared, r);
-  const QTerms q = quantize_q<C>(p, shared, r, dout);
-  if (thread < r.blocks.count) {
-    const float of_dout = dout.ds_scale > 0.0F ? dp_factor * dout.scale / dout.ds_scale : 0.0F;
-    ptx::store_global(reinterpret_cast<ptx::Float4*>(p.q_scales) + r.blocks.number + thread,
-                      ptx::Float4{q.scale, of_dout, 0.0F, 0.0F});
-  }
-  if (thread % row_threads == 0 && r.row < r.blocks.count * 64) store_terms(p, r, dout, q);
+  store_signs(shared);
+  store_mean<C>(p, shared, r.item.batch, head_kv);
+  r.terms = query_terms(p, r.item, r.at(), r.used());
+  ptx::sync_block();
+  const float ds_scale = quantize_dout<C>(p, shared, r);
+  quantize_q<C>(p, shared, r, ds_scale);
 }
 
 }  // namespace tandem

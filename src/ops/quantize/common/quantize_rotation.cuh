@@ -23,6 +23,17 @@ TANDEM_DEVICE void butterfly(float& a, float& b) {
   a = sum;
 }
 
+/// The levels of eight neighbours.
+TANDEM_DEVICE void butterflies(float (&x)[8]) {
+#pragma unroll
+  for (int half = 1; half < 8; half *= 2) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if ((i & half) == 0) butterfly(x[i], x[i + half]);
+    }
+  }
+}
+
 /// A level between threads. The lower thread keeps the sum and passes side = 1, the upper one -1.
 TANDEM_DEVICE float butterfly_across(float x, int distance, float side) {
   return ptx::fma(x, side, ptx::shuffle_xor(x, distance));
@@ -136,13 +147,7 @@ TANDEM_DEVICE void multiply_by_hadamard(Row<head_dim>& row, int t) {
   constexpr int whole = Row<head_dim>::whole;
 #pragma unroll
   for (int j = 0; j < whole; ++j) {
-#pragma unroll
-    for (int half = 1; half < 8; half *= 2) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if ((i & half) == 0) butterfly(row.x[j][i], row.x[j][i + half]);
-      }
-    }
+    butterflies(row.x[j]);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       row.x[j][i] = butterfly_across(row.x[j][i], 1, (t & 1) != 0 ? -1.0F : 1.0F);
