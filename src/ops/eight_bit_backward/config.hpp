@@ -72,8 +72,8 @@ constexpr int backward_shared_bytes(const EightBitBackwardConfig& c) {
 
 /// Threads of the kernel that writes dq: a warpgroup for 64 queries of a head.
 constexpr int eight_bit_convert_threads = 128;
-/// Dynamic shared memory of the quantiser's kernels: largest values, four of each warp; the rotation's signs of
-/// pairs of 128 channels; K's mean.
+/// Dynamic shared memory of the quantiser's kernels: largest values, four of each warp; the rotation's signs
+/// of pairs of 128 channels; K's mean.
 constexpr int gradient_maxima_bytes = 4 * 4 * (quantize_threads / 32);
 constexpr int gradient_signs_bytes = 4 * 128 / 2;
 constexpr int gradient_rows_bytes(const QuantizeConfig& c) {
@@ -83,9 +83,9 @@ constexpr int gradient_rows_bytes(const QuantizeConfig& c) {
 constexpr int gradient_keys_bytes(const QuantizeConfig& c) {
   return gradient_rows_bytes(c) + quant_block * quantize_channels(c.head_dim_qk);
 }
-/// That of queries has rows of dO, O and Q.
+/// That of queries has rows of dO, O and Q, and three numbers of each thread.
 constexpr int gradient_queries_bytes(const QuantizeConfig& c) {
-  return gradient_rows_bytes(c) +
+  return gradient_rows_bytes(c) + 4 * 3 * quantize_threads +
          2 * quant_block * (quantize_channels(c.head_dim_qk) + 2 * quantize_channels(c.head_dim_v));
 }
 

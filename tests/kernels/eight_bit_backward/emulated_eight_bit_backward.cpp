@@ -155,11 +155,12 @@ void run_eight_bit_backward(const EmulatedEightBitBackward& kernels, Call& call,
                      grid_of(items.k, mean_threads(kernels.quantizer), mean_shared_bytes(kernels.quantizer)),
                      options);
   if (items.total() > 0)
-    emulator::launch(kernels.keys, params, grid_of(items.total(), quantize_threads, gradient_keys_bytes(kernels.quantizer)),
+    emulator::launch(kernels.keys, params,
+                     grid_of(items.total(), quantize_threads, gradient_keys_bytes(kernels.quantizer)),
                      options);
   if (items.q > 0)
-    emulator::launch(kernels.queries, params, grid_of(items.q, quantize_threads, gradient_queries_bytes(kernels.quantizer)),
-                     options);
+    emulator::launch(kernels.queries, params,
+                     grid_of(items.q, quantize_threads, gradient_queries_bytes(kernels.quantizer)), options);
   const std::int64_t rows_blocks = gpu::backward_rows_count(p, config.tiling.block_m);
   const std::int64_t grid = gpu::backward_grid(p, config, static_cast<int>(run.blocks));
   const bool converts = rows_blocks > 0 && p.dq.given();

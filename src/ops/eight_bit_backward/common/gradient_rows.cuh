@@ -16,9 +16,9 @@ using quantizer::WorkItem;
 
 /// A CTA's shared memory: gradient_rows_bytes, and behind it what a kernel has for itself.
 struct Shared {
-  u32* maxima;        ///< bits of largest values, 16 for each: of the warps
-  ptx::Vec4* signs;   ///< the rotation's: [vector][thread of a row], as PackedRow has words
-  float* mean;        ///< K's of a head, with those signs
+  u32* maxima;       ///< bits of largest values, 16 for each: of the warps
+  ptx::Vec4* signs;  ///< the rotation's: [vector][thread of a row], as PackedRow has words
+  float* mean;       ///< K's of a head, with those signs
   char* rest;
 };
 template <QuantizeConfig C>
@@ -41,7 +41,8 @@ TANDEM_DEVICE int row_of_thread(int thread) {
   return position;
 }
 
-/// Elements of a thread's part of a row, two a word: word w of vector j has channels (4 j + t) * 8 + 2 w, + 1.
+/// Elements of a thread's part of a row, two a word: word w of vector j has channels (4 j + t) * 8 + 2 w,
+/// + 1.
 template <int head_dim>
 struct PackedRow {
   static_assert(head_dim == 128, "signs and rotated_dot are of four vectors a thread");
@@ -92,8 +93,8 @@ TANDEM_DEVICE u32 sign_of(u32 c) {
   const u32 high = (c & 32) != 0 ? bits.words[3] : bits.words[2];
   return ((c & 64) != 0 ? high : low) >> c % 32 << 31;
 }
-/// Puts the signs into shared memory, and store_mean K's mean of a head, if one is removed. Threads of the CTA
-/// call, and a barrier has to follow.
+/// Puts the signs into shared memory, and store_mean K's mean of a head, if one is removed. Threads of the
+/// CTA call, and a barrier has to follow.
 TANDEM_DEVICE void store_signs(const Shared& shared) {
   const u32 i = ptx::thread_index();
   if (i >= gradient_signs_bytes / 4) return;
@@ -136,13 +137,16 @@ TANDEM_DEVICE Row<head_dim> unpacked(const PackedRow<head_dim>& packed) {
 
 /// What a row's roundings depend on beside its values.
 struct QueryTerms {
-  float lse;       ///< a NaN if the largest logit is one
-  float exponent;  ///< that of r, the row's largest P over a power of two near its root; -inf: it sees nothing
+  float lse;  ///< a NaN if the largest logit is one
+  float
+      exponent;  ///< that of r, the row's largest P over a power of two near its root; -inf: it sees nothing
 
   /// r; 0 where the row sees nothing.
   [[nodiscard]] TANDEM_DEVICE float root() const { return ptx::exp2(exponent); }
   [[nodiscard]] TANDEM_DEVICE bool sees() const { return exponent != -ptx::infinity(); }
   [[nodiscard]] TANDEM_DEVICE bool number() const { return lse == lse; }
+  /// r; 0 also where the row is no number.
+  [[nodiscard]] TANDEM_DEVICE float factor() const { return number() ? root() : 0.0F; }
 };
 TANDEM_DEVICE QueryTerms query_terms(const EightBitBackwardParams& p, const WorkItem& item, i64 row,
                                      bool used) {
@@ -250,8 +254,9 @@ template <int head_dim>
 TANDEM_DEVICE QuantizedRow<head_dim> store_row(u64* to, bool used, u32* tile, const Row<head_dim>& values,
                                                float inverse, float factor) {
   QuantizedRow<head_dim> rounded;
-  const u32 position = ptx::thread_index() / row_threads;
-  const u32 t = ptx::thread_index() % row_threads;
+  const u32 thread = ptx::thread_index_anew();  // so that addresses are not kept from one row to the next
+  const u32 position = thread / row_threads;
+  const u32 t = thread % row_threads;
   u32* const row = tile + position * (head_dim / 4);
 #pragma unroll
   for (u32 j = 0; j < Row<head_dim>::vectors; ++j) {

@@ -77,8 +77,7 @@ TANDEM_DEVICE void quantize_v(const EightBitBackwardParams& p, int number) {
   u64* const to = quantized_at(x, item, at, t);
 #pragma unroll
   for (int j = 0; j < Row<C.head_dim_v>::vectors; ++j)
-    ptx::store_global(to + 4 * j,
-                      as_one(quantizer::encode<OperandType::s8>(values.x[j], s.inverse, false)));
+    ptx::store_global(to + 4 * j, as_one(quantizer::encode<OperandType::s8>(values.x[j], s.inverse, false)));
 }
 
 /// The Euclidean norm of the row, on one of its threads; infinite or a NaN if it is no number. The others
@@ -127,8 +126,7 @@ TANDEM_DEVICE void find_maxima(const EightBitBackwardParams& p, int number) {
 
   const float q = norm_of<C>(queries, lane);
   const float dout = norm_of<C>(of_out, lane);
-  const bool counts =
-      has_norm(lane) && terms.sees() && terms.number() && q - q + dout - dout == 0.0F;
+  const bool counts = has_norm(lane) && terms.sees() && terms.number() && q - q + dout - dout == 0.0F;
   enum : int { dout_r, q_r, plain_dout, dlse };
   float largest[4] = {counts ? dout * terms.root() : 0.0F, counts ? q * terms.root() : 0.0F,
                       counts ? dout : 0.0F, dlse_of(p, item, at, terms)};
@@ -137,8 +135,7 @@ TANDEM_DEVICE void find_maxima(const EightBitBackwardParams& p, int number) {
   const int head = item.batch * p.heads_kv + item.head / p.quantize.group;
   ptx::atomic_max(p.maxima.dout + head, ptx::bits_of(largest[dout_r]));
   ptx::atomic_max(p.maxima.q_dout + head, ptx::bits_of(largest[q_r] * largest[plain_dout]));
-  if (p.dlse != nullptr)
-    ptx::atomic_max(p.maxima.q_dlse + head, ptx::bits_of(largest[q_r] * largest[dlse]));
+  if (p.dlse != nullptr) ptx::atomic_max(p.maxima.q_dlse + head, ptx::bits_of(largest[q_r] * largest[dlse]));
 }
 
 }  // namespace gradients
@@ -147,7 +144,7 @@ TANDEM_DEVICE void find_maxima(const EightBitBackwardParams& p, int number) {
 /// there are all three: what is read for the largest values, which take little arithmetic, and cleared, is on
 /// its way while K and V are rotated.
 template <QuantizeConfig C>
-TANDEM_KERNEL __launch_bounds__(quantize_threads, 2)
+TANDEM_KERNEL __launch_bounds__(quantize_threads, C.vectors ? 2 : 1)
     quantize_keys(const __grid_constant__ EightBitBackwardParams p) {
   const int number = static_cast<int>(ptx::block_index());
   const int keys = p.quantize.items_k;

@@ -47,8 +47,8 @@ TANDEM_DEVICE void fetch_row(ptx::Vec4* to, const u16* row, bool used) {
   }
   ptx::commit_copies();
 }
-/// The thread's part of a tensor's row, with the signs of the rotation, when all groups of copies but the last
-/// `pending` are there.
+/// The thread's part of a tensor's row, with the signs of the rotation, when all groups of copies but the
+/// last `pending` are there.
 template <QuantizeConfig C, int pending>
 TANDEM_DEVICE PackedRow<C.head_dim_v> fetched_row(const Shared& shared, int tensor) {
   const int thread = static_cast<int>(ptx::thread_index());
@@ -104,24 +104,40 @@ TANDEM_DEVICE float rotated_dot(const QuantizedRow<head_dim>& values, const Pack
   return sum * quantizer::rotation_factor(head_dim);
 }
 
+/// What a thread keeps in shared memory, as registers have no room for it: its row's terms, and the number of
+/// the KV head among those of all batch entries.
+template <QuantizeConfig C>
+struct Kept {
+  float* at;
+
+  TANDEM_DEVICE explicit Kept(const Shared& shared)
+      : at(reinterpret_cast<float*>(shared.rest + gradient_queries_bytes(C) - gradient_rows_bytes(C)) -
+           3 * quantize_threads + ptx::thread_index_anew()) {}
+  TANDEM_DEVICE void set(const QueryTerms& terms, int head_kv) const {
+    set_lse(terms.lse);
+    ptx::store_shared(at + quantize_threads, terms.exponent);
+    ptx::store_shared(reinterpret_cast<int*>(at + 2 * quantize_threads), head_kv);
+  }
+  TANDEM_DEVICE void set_lse(float lse) const { ptx::store_shared(at, lse); }
+  [[nodiscard]] TANDEM_DEVICE QueryTerms terms() const {
+    return {ptx::load_shared(at), ptx::load_shared(at + quantize_threads)};
+  }
+  [[nodiscard]] TANDEM_DEVICE tile::GradientUnits units(const EightBitBackwardParams& p) const {
+    return {p.maxima, ptx::load_shared(reinterpret_cast<const int*>(at + 2 * quantize_threads))};
+  }
+};
+
 /// A thread's row of an item of queries. What follows from the thread's number is made again where it is
 /// used: the registers are needed for the row's values.
 struct QueryRow {
   WorkItem item;
-  int head_kv;  ///< among those of all batch entries
-  QueryTerms terms;
 
   [[nodiscard]] TANDEM_DEVICE static int thread() { return static_cast<int>(ptx::thread_index_anew()); }
   /// In the item.
   [[nodiscard]] TANDEM_DEVICE static int row() { return row_of_thread<RowOrder::queries>(thread()); }
   /// In the tensor.
-  [[nodiscard]] TANDEM_DEVICE i64 at() const {
-    return item.begin + static_cast<i64>(item.first + row());
-  }
+  [[nodiscard]] TANDEM_DEVICE i64 at() const { return item.begin + static_cast<i64>(item.first + row()); }
   [[nodiscard]] TANDEM_DEVICE bool used() const { return item.first + row() < item.used; }
-  [[nodiscard]] TANDEM_DEVICE tile::GradientUnits units(const EightBitBackwardParams& p) const {
-    return {p.maxima, head_kv};
-  }
 };
 
 /// The item in uniform registers, so that a row's values have the others.
@@ -135,23 +151,27 @@ TANDEM_DEVICE WorkItem of_warp(const WorkItem& item) {
           .block = item.block,
           .blocks = item.blocks};
 }
+TANDEM_DEVICE float of_warp(float x) {
+  return ptx::float_of(static_cast<u32>(ptx::warp_uniform(static_cast<int>(ptx::bits_of(x)))));
+}
 
 /// dO's operands, of which the tile is left where the rows of dO were; delta, and the factors of dS and dQ.
 /// Returns E of the block, over which dS is rounded. A row that is no number has a NaN as LSE from here on.
 template <QuantizeConfig C>
-TANDEM_DEVICE float quantize_dout(const EightBitBackwardParams& p, const Shared& shared, QueryRow& r) {
+TANDEM_DEVICE float quantize_dout(const EightBitBackwardParams& p, const Shared& shared, const QueryRow& r) {
   Row<C.head_dim_v> values = unpacked<C>(fetched_row<C, 2>(shared, 0));
   quantizer::multiply_by_hadamard(values, QueryRow::thread() % row_threads);
-  float largest[2] = {0.0F, dlse_of(p, r.item, r.at(), r.terms)};
+  float largest[2] = {0.0F, dlse_of(p, r.item, r.at(), Kept<C>(shared).terms())};
   const bool bad = clear_if_bad(values, largest[0]);
   find_largest(largest, shared.maxima);
   const quantizer::Scale s = block_scale(largest[0]);
-  const float ds_scale = ptx::fmax(s.stored * r.units(p).v_scale(), tile::dlse_share * largest[1]);
-  const float unit = tile::power_of_two(-r.units(p).dout_exponent());
-  const QuantizedRow<C.head_dim_v> rounded = store_row(
-      quantized_at(p.dout8, r.item, r.at(), QueryRow::thread() % row_threads), r.used(),
-      tile_at<C>(shared, 0), values, s.inverse, r.terms.number() ? r.terms.root() * unit : 0.0F);
-  if (bad) r.terms.lse = ptx::quiet_nan();
+  const float ds_scale =
+      of_warp(ptx::fmax(s.stored * Kept<C>(shared).units(p).v_scale(), tile::dlse_share * largest[1]));
+  const float unit = tile::power_of_two(-Kept<C>(shared).units(p).dout_exponent());
+  const QuantizedRow<C.head_dim_v> rounded =
+      store_row(quantized_at(p.dout8, r.item, r.at(), QueryRow::thread() % row_threads), r.used(),
+                tile_at<C>(shared, 0), values, s.inverse, Kept<C>(shared).terms().factor() * unit);
+  if (bad) Kept<C>(shared).set_lse(ptx::quiet_nan());
 
   const auto out = fetched_row<C, 1>(shared, 1);
   float delta = rotated_dot<C>(rounded, out, QueryRow::thread() % warp_size) * s.stored;
@@ -162,34 +182,36 @@ TANDEM_DEVICE float quantize_dout(const EightBitBackwardParams& p, const Shared&
     ptx::store_global(p.q_scales + 4 * (blocks.number + thread) + 1, of_dout);
   }
   if (thread % row_threads == 0 && QueryRow::row() < blocks.count * 64) {
-    if (p.dlse != nullptr && r.terms.sees())
+    const QueryTerms terms = Kept<C>(shared).terms();
+    if (p.dlse != nullptr && terms.sees())
       delta -= ptx::load_global(p.dlse + quantizer::offset_of(p.dlse_stride, r.item, r.at()));
-    const bool has_delta = r.terms.number() && r.terms.sees() && ds_scale > 0.0F;
+    const bool has_delta = terms.number() && terms.sees() && ds_scale > 0.0F;
     const i64 at = blocks.number * 64 + QueryRow::row();
     ptx::store_global(p.delta + at, has_delta ? dp_factor * delta / ds_scale : 0.0F);
-    ptx::store_global(p.row_factors + at, r.terms.root() * ds_scale);
+    ptx::store_global(p.row_factors + at, terms.root() * ds_scale);
   }
   return ds_scale;
 }
 
 /// Q's operands, its scale, and what the main kernel takes off the row's logits.
 template <QuantizeConfig C>
-TANDEM_DEVICE void quantize_q(const EightBitBackwardParams& p, const Shared& shared, QueryRow& r,
+TANDEM_DEVICE void quantize_q(const EightBitBackwardParams& p, const Shared& shared, const QueryRow& r,
                               float ds_scale) {
   Row<C.head_dim_qk> values = unpacked<C>(fetched_row<C, 0>(shared, 2));
-  if constexpr (C.smooth_k)  // what the removal of K's mean has taken off the row's logits
-    r.terms.lse -=
-        quantizer::dot(values, shared.mean, QueryRow::thread() % row_threads) * p.quantize.scale;
+  if constexpr (C.smooth_k) {  // what the removal of K's mean has taken off the row's logits
+    const float off = quantizer::dot(values, shared.mean, QueryRow::thread() % row_threads);
+    const Kept<C> kept(shared);
+    kept.set_lse(kept.terms().lse - off * p.quantize.scale);
+  }
   quantizer::multiply_by_hadamard(values, QueryRow::thread() % row_threads);
   float largest[1];
   const bool bad = clear_if_bad(values, largest[0]);
   find_largest(largest, shared.maxima + gradient_maxima_bytes / 8);  // dO's may still be read
   const quantizer::Scale s = block_scale(largest[0]);
-  const float unit = tile::power_of_two(-r.units(p).q_exponent());
+  const float unit = tile::power_of_two(-Kept<C>(shared).units(p).q_exponent());
   // dO's tile is complete, and all threads have read their parts of O, since the scale was found.
   store_row(quantized_at(p.quantize.q, r.item, r.at(), QueryRow::thread() % row_threads), r.used(),
-            tile_at<C>(shared, 1), values, s.inverse,
-            r.terms.number() ? r.terms.root() * unit * ds_scale : 0.0F);
+            tile_at<C>(shared, 1), values, s.inverse, Kept<C>(shared).terms().factor() * unit * ds_scale);
   const QueryBlocks blocks = query_blocks(p, r.item);
   const auto store = [&](int tile, const TransposedOperand& x) {
     store_tile<C.head_dim_qk>(tile_at<C>(shared, tile), x,
@@ -201,17 +223,17 @@ TANDEM_DEVICE void quantize_q(const EightBitBackwardParams& p, const Shared& sha
   const int thread = QueryRow::thread();
   if (thread < blocks.count) ptx::store_global(p.q_scales + 4 * (blocks.number + thread), s.stored);
   if (thread % row_threads != 0 || QueryRow::row() >= blocks.count * 64) return;
-  const float lse = bad ? ptx::quiet_nan() : ptx::fma(r.terms.lse, tile::log2_e, r.terms.exponent - 8.0F);
-  ptx::store_global(p.lse_log2 + blocks.number * 64 + QueryRow::row(),
-                    r.terms.sees() ? lse : ptx::infinity());
+  const QueryTerms terms = Kept<C>(shared).terms();
+  const float lse = bad ? ptx::quiet_nan() : ptx::fma(terms.lse, tile::log2_e, terms.exponent - 8.0F);
+  ptx::store_global(p.lse_log2 + blocks.number * 64 + QueryRow::row(), terms.sees() ? lse : ptx::infinity());
 }
 
 }  // namespace gradients
 
-/// A CTA for 128 rows of a query head. Two a multiprocessor: one loads its rows, all of them at its beginning,
-/// while the other computes.
+/// A CTA for 128 rows of a query head. Two a multiprocessor, where registers suffice: one loads its rows, all
+/// of them at its beginning, while the other computes.
 template <QuantizeConfig C>
-TANDEM_KERNEL __launch_bounds__(quantize_threads, 2)
+TANDEM_KERNEL __launch_bounds__(quantize_threads, C.vectors && !C.varlen ? 2 : 1)
     quantize_queries(const __grid_constant__ EightBitBackwardParams p) {
   using namespace gradients;
   QueryRow r;
@@ -219,7 +241,6 @@ TANDEM_KERNEL __launch_bounds__(quantize_threads, 2)
     return;
   r.item = of_warp(r.item);
   const int head_kv = r.item.head / p.quantize.group;
-  r.head_kv = ptx::warp_uniform(r.item.batch * p.heads_kv + head_kv);
   const Shared shared = shared_memory<C>();
   const auto fetch = [&](int tensor, const void* data, const Strides& stride) {
     fetch_row<C, C.head_dim_v>(slots<C>(shared, tensor), row_at(data, stride, r.item, r.at()), r.used());
@@ -230,7 +251,7 @@ TANDEM_KERNEL __launch_bounds__(quantize_threads, 2)
   fetch(2, p.quantize.q.source, p.quantize.q.stride);
   store_signs(shared);
   store_mean<C>(p, shared, r.item.batch, head_kv);
-  r.terms = query_terms(p, r.item, r.at(), r.used());
+  Kept<C>(shared).set(query_terms(p, r.item, r.at(), r.used()), r.item.batch * p.heads_kv + head_kv);
   ptx::sync_block();
   const float ds_scale = quantize_dout<C>(p, shared, r);
   quantize_q<C>(p, shared, r, ds_scale);
