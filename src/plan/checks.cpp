@@ -119,8 +119,7 @@ void check_problem(const Problem& p) {
   if (p.indices.given()) {
     unsupported(
         "indices have no GPU kernel yet; on a cache tandem.flash_mla takes them, as pages of one row, or "
-        "copy "
-        "the tensors to the CPU");
+        "copy the tensors to the CPU");
   }
   if (p.precision != Precision::exact) check_eight_bits(p);
   if (!p.quantized_inputs() && p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {

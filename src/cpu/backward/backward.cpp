@@ -112,7 +112,7 @@ class Backward {
       run_whole_heads(next_head);
       run_shared_heads(next_item);
     }
-    add_up_dsink();
+    add_up_dsink(p_, dsink_);
   }
 
   void run_captured() const {
@@ -300,14 +300,6 @@ class Backward {
     return b;
   }
 
-  void add_up_dsink() const {
-    for (std::int64_t head = 0; p_.dsink != nullptr && head < p_.heads_q; ++head) {
-      double sum = 0.0;
-      for (std::int64_t b = 0; b < p_.batch; ++b) sum += dsink_[b * p_.heads_q + head];
-      p_.dsink[head * p_.dsink_stride] = static_cast<float>(sum);
-    }
-  }
-
   const Problem& p_;
   const TileFunctions* const functions_;  ///< null: none
   const BackwardKernel& kernel_;
@@ -325,6 +317,14 @@ class Backward {
 };
 
 }  // namespace
+
+void add_up_dsink(const Problem& p, const double* parts) {
+  for (std::int64_t head = 0; p.dsink != nullptr && head < p.heads_q; ++head) {
+    double sum = 0.0;
+    for (std::int64_t b = 0; b < p.batch; ++b) sum += parts[b * p.heads_q + head];
+    p.dsink[head * p.dsink_stride] = static_cast<float>(sum);
+  }
+}
 
 BackwardPlan plan_backward(const Problem& p, const Config& config, const CallFunctions* functions) {
   BackwardPlan plan{.shape = {.dtype = p.q.dtype,

@@ -55,4 +55,7 @@ BackwardPlan plan_backward(const Problem& problem, const Config& config, const C
 /// `problem` is that of the plan, with all addresses.
 void backward(const Plan& plan, const Problem& problem, std::byte* workspace, Stop* stop);
 
+/// Writes dsink, if it is wanted: the sums over batch entries of `parts`, by (batch, query head).
+void add_up_dsink(const Problem& problem, const double* parts);
+
 }  // namespace tandem::cpu

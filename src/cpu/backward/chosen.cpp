@@ -14,6 +14,7 @@
 #include <cstring>
 #include <variant>
 
+#include "cpu/backward/backward.hpp"
 #include "cpu/common/chosen_keys.hpp"
 #include "cpu/common/convert.hpp"
 #include "cpu/common/operand.hpp"
@@ -27,7 +28,7 @@ std::size_t floats(std::int64_t count) {
   return static_cast<std::size_t>(count) * sizeof(float);
 }
 
-/// Rows of k in all batch entries, and their elements in all heads.
+/// Rows of k in all batch entries.
 std::int64_t all_rows(const Problem& p) {
   return (p.packed_k ? 1 : p.batch) * p.rows_k;
 }
@@ -66,11 +67,7 @@ class ChosenBackward {
       if (needs_sums(p_.dv)) round(dv_, p_.dv, p_.head_dim_v);
       if (p_.dsink != nullptr) attend_sinks();
     }
-    for (std::int64_t head = 0; p_.dsink != nullptr && head < p_.heads_q; ++head) {
-      double sum = 0.0;
-      for (std::int64_t b = 0; b < p_.batch; ++b) sum += dsink_[b * p_.heads_q + head];
-      p_.dsink[head * p_.dsink_stride] = static_cast<float>(sum);
-    }
+    add_up_dsink(p_, dsink_);
   }
 
  private:
