@@ -16,14 +16,14 @@ from torch.nn.functional import scaled_dot_product_attention
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [16, 20, 65])
 def test_scaled_dot_product_attention(
-    in_torch: Any, calls: list[str], rows: int, keys: int, causal: bool, head_dim: int
+    in_torch: Any, calls: Any, rows: int, keys: int, causal: bool, head_dim: int
 ) -> None:
     """PyTorch's function, its causal mask at the top left corner, any head_dim, forward and backward."""
     inputs = [torch.randn(2, 4, n, head_dim, requires_grad=True) for n in (rows, keys, keys)]
     out = scaled_dot_product_attention(*inputs, is_causal=causal)
     dout = torch.randn(out.shape)
     got = (out, *torch.autograd.grad(out, inputs, dout))
-    assert calls == ["forward", "backward"]
+    assert calls() == ["forward", "backward"]
     with in_torch.sdpa_kernel(in_torch.SDPBackend.MATH):
         out = scaled_dot_product_attention(*inputs, is_causal=causal)
     torch.testing.assert_close(got, (out, *torch.autograd.grad(out, inputs, dout)))
@@ -31,7 +31,7 @@ def test_scaled_dot_product_attention(
 
 @pytest.mark.parametrize(("head_dim", "dtype"), [(16, torch.float64), (1032, torch.float32)], ids=str)
 def test_scaled_dot_product_attention_of_what_tandem_lacks_stays_pytorchs(
-    in_torch: Any, calls: list[str], head_dim: int, dtype: torch.dtype
+    in_torch: Any, calls: Any, head_dim: int, dtype: torch.dtype
 ) -> None:
     inputs = [torch.randn(2, 4, 20, head_dim, dtype=dtype, requires_grad=True) for _ in range(3)]
     dout = torch.randn(2, 4, 20, head_dim, dtype=dtype)
@@ -42,20 +42,20 @@ def test_scaled_dot_product_attention_of_what_tandem_lacks_stays_pytorchs(
         return out, *torch.autograd.grad(out, inputs, dout)
 
     with_tandem = results()
-    assert calls == []
+    assert calls() == []
     in_torch.restore_flash_attention_impl()
     torch.testing.assert_close(with_tandem, results())
 
 
-def test_scaled_dot_product_attention_is_given_back(in_torch: Any, calls: list[str]) -> None:
+def test_scaled_dot_product_attention_is_given_back(in_torch: Any, calls: Any) -> None:
     in_torch.restore_flash_attention_impl()
     scaled_dot_product_attention(*(torch.randn(1, 2, 8, 16) for _ in range(3)))
-    assert calls == []
+    assert calls() == []
 
 
 def without_and_with_tandem(
     in_torch: Any,
-    calls: list[str],
+    calls: Any,
     results: Callable[[], tuple[Tensor, ...]],
     exact: Callable[[], tuple[Tensor, ...]] | None = None,
 ) -> bool:
@@ -63,11 +63,11 @@ def without_and_with_tandem(
     `exact`, results of 16 bits may be as far from it as twice PyTorch's and their last digit."""
     torch.manual_seed(1)
     got = results()
-    ran = len(calls)
+    ran = len(calls())
     in_torch.restore_flash_attention_impl()
     torch.manual_seed(1)
     expected = results()
-    assert len(calls) == ran
+    assert len(calls()) == ran
     if exact is not None and got[0].dtype.itemsize == 2:
         for a, b, c in zip(got, expected, exact(), strict=True):
             allowed = 2 * (b - c).abs().max() + torch.finfo(a.dtype).eps * c.abs().max()
@@ -98,7 +98,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("kind", ["none", "causal", "bool", "float", "padding", "bias"])
 @pytest.mark.parametrize(("rows", "keys", "heads_kv"), [(7, 7, 4), (5, 9, 4), (9, 5, 2), (1, 9, 4)])
 def test_calls_with_masks_or_in_float64_give_what_they_give_without_tandem(
-    in_torch: Any, calls: list[str], dtype: torch.dtype, kind: str, dropout_p: float,
+    in_torch: Any, calls: Any, dtype: torch.dtype, kind: str, dropout_p: float,
     rows: int, keys: int, heads_kv: int,
 ) -> None:  # fmt: skip
     mask = mask_of(kind, rows, keys, dtype)
@@ -129,7 +129,7 @@ def test_calls_with_masks_or_in_float64_give_what_they_give_without_tandem(
     ("batch", "rows", "keys", "head_dim"), [(0, 3, 3, 8), (2, 0, 3, 8), (2, 3, 0, 8), (2, 3, 3, 0)]
 )
 def test_empty_tensors_give_what_they_give_without_tandem(
-    in_torch: Any, calls: list[str], kind: str, batch: int, rows: int, keys: int, head_dim: int
+    in_torch: Any, calls: Any, kind: str, batch: int, rows: int, keys: int, head_dim: int
 ) -> None:
     inputs = [torch.randn(batch, 4, n, head_dim, requires_grad=True) for n in (rows, keys, keys)]
     mask = mask_of(kind, rows, keys, torch.float32)
@@ -159,7 +159,7 @@ LATER = torch.ones(9, 9, dtype=torch.bool).triu(1)
     ],
 )
 def test_multihead_attention_gives_what_it_gives_without_tandem(
-    in_torch: Any, calls: list[str], padding: Tensor | None,
+    in_torch: Any, calls: Any, padding: Tensor | None,
     mask: Tensor | None, is_causal: bool,
 ) -> None:  # fmt: skip
     module = torch.nn.MultiheadAttention(32, 4, batch_first=True)
@@ -180,7 +180,7 @@ def test_multihead_attention_gives_what_it_gives_without_tandem(
 @pytest.mark.parametrize("mask", [None, LATER], ids=["none", "mask"])
 @pytest.mark.parametrize("decoder", [False, True])
 def test_transformer_layers_give_what_they_give_without_tandem(
-    in_torch: Any, calls: list[str], training: bool, padding: Tensor | None,
+    in_torch: Any, calls: Any, training: bool, padding: Tensor | None,
     mask: Tensor | None, decoder: bool,
 ) -> None:  # fmt: skip
     layer: Any = torch.nn.TransformerDecoderLayer if decoder else torch.nn.TransformerEncoderLayer
@@ -198,7 +198,7 @@ def test_transformer_layers_give_what_they_give_without_tandem(
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "boolean", "added"])
-def test_dropout_on_the_cpu(in_torch: Any, calls: list[str], mask: str) -> None:
+def test_dropout_on_the_cpu(in_torch: Any, calls: Any, mask: str) -> None:
     """What is kept is what tandem.attention keeps with the same random numbers, in both passes."""
     q, k, v = (torch.randn(2, 4, 20, 16, requires_grad=True) for _ in range(3))
     seen = torch.rand(2, 1, 20, 20) > 0.3
@@ -213,7 +213,7 @@ def test_dropout_on_the_cpu(in_torch: Any, calls: list[str], mask: str) -> None:
     torch.manual_seed(4)
     out = scaled_dot_product_attention(q, k, v, dropout_p=0.3, **options[mask])
     got = (out, *torch.autograd.grad(out.sum(), (q, k, v)))
-    assert calls == ["forward", "backward"]
+    assert calls() == ["forward", "backward"]
     torch.manual_seed(4)
     out = tandem.attention(*(t.transpose(1, 2) for t in (q, k, v)), dropout_p=0.3, **ours[mask]).transpose(
         1, 2
@@ -221,25 +221,25 @@ def test_dropout_on_the_cpu(in_torch: Any, calls: list[str], mask: str) -> None:
     torch.testing.assert_close(got, (out, *torch.autograd.grad(out.sum(), (q, k, v))))
     with torch.no_grad():
         scaled_dot_product_attention(q, k, v, dropout_p=0.3, **options[mask])
-    assert len(calls) == 5
+    assert len(calls()) == 5
 
 
-def test_a_mask_that_requires_a_gradient(in_torch: Any, calls: list[str]) -> None:
+def test_a_mask_that_requires_a_gradient(in_torch: Any, calls: Any) -> None:
     q, k, v = (torch.randn(2, 4, 20, 16, requires_grad=True) for _ in range(3))
     mask = torch.randn(4, 1, 20, requires_grad=True)
     out = scaled_dot_product_attention(q, k, v, attn_mask=mask)
     dout = torch.randn(out.shape)
     got = (out, *torch.autograd.grad(out, (q, k, v, mask), dout))
-    assert calls == ["forward", "backward"]
+    assert calls() == ["forward", "backward"]
     with in_torch.sdpa_kernel(in_torch.SDPBackend.MATH):  # which is PyTorch's where it is asked for by name
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    assert len(calls) == 2
+    assert len(calls()) == 2
     torch.testing.assert_close(
         got, (out, *torch.autograd.grad(out, (q, k, v, mask), dout)), rtol=1e-4, atol=1e-5
     )
 
 
-def test_dropout_that_stays_pytorchs(in_torch: Any, calls: list[str]) -> None:
+def test_dropout_that_stays_pytorchs(in_torch: Any, calls: Any) -> None:
     """All of it, in float64, of other ranks, under a transform, and in a compiled function."""
     q = torch.randn(2, 4, 20, 16)
     assert not scaled_dot_product_attention(q, q, q, dropout_p=1.0).any()
@@ -248,13 +248,13 @@ def test_dropout_that_stays_pytorchs(in_torch: Any, calls: list[str]) -> None:
     attend = lambda q: scaled_dot_product_attention(q, q, q, dropout_p=0.5)  # noqa: E731
     torch.vmap(attend, randomness="different")(q[None])
     torch.compile(attend, backend="aot_eager", fullgraph=True)(q)
-    assert calls == []
+    assert calls() == []
 
 
 @pytest.mark.parametrize(("keys", "is_causal"), [(20, True), (12, True), (300, False)])
 @pytest.mark.parametrize("heads_kv", [4, 2])
 def test_second_derivatives_where_pytorch_has_them(
-    in_torch: Any, calls: list[str], keys: int, is_causal: bool, heads_kv: int
+    in_torch: Any, calls: Any, keys: int, is_causal: bool, heads_kv: int
 ) -> None:
     """Of learned masks PyTorch's, and with dropout those of the entries that the call kept."""
     q, k, v = (
@@ -269,7 +269,7 @@ def test_second_derivatives_where_pytorch_has_them(
         return (*gradients, *torch.autograd.grad(sum(g.square().sum() for g in gradients), inputs))
 
     got = penalty(attn_mask=mask)
-    assert calls == ["forward", "backward"]  # the latter of the penalty by what is squared
+    assert calls() == ["forward", "backward"]  # the latter of the penalty by what is squared
     with in_torch.sdpa_kernel(in_torch.SDPBackend.MATH):
         torch.testing.assert_close(got, penalty(attn_mask=mask), rtol=1e-3, atol=1e-3)
     torch.manual_seed(5)
