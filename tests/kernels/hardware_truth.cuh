@@ -53,13 +53,15 @@ TANDEM_DEVICE void truth_stmatrix(Truth& t) {
 TANDEM_DEVICE void truth_warp(Truth& t) {
   const u32 lane = static_cast<u32>(t.thread) % 32;
   const u32 elected = ptx::ballot(ptx::elect_one());
-  const u32 words[6] = {ptx::shuffle_xor(lane * 3, 5), ptx::shuffle(lane * 7, 11),
+  const u32 words[7] = {ptx::shuffle_xor(lane * 3, 5), ptx::shuffle(lane * 7, 11),
                         ptx::shuffle_up(lane + 100, 4), ptx::ballot(lane % 3 == 1),
                         ptx::reduce_or(lane == 9 ? 0x500U : lane & 3),
                         // Exactly one lane; which one is the hardware's choice.
-                        elected != 0 && (elected & (elected - 1)) == 0 ? 1U : 0U};
+                        elected != 0 && (elected & (elected - 1)) == 0 ? 1U : 0U,
+                        // The largest is lane 30's, as an unsigned number.
+                        ptx::reduce_max((lane % 31) << 27 | lane)};
   if (t.thread < 32) {
-    for (int i = 0; i < 6; ++i) ptx::store_global(t.out + i * 32 + t.thread, words[i]);
+    for (int i = 0; i < 7; ++i) ptx::store_global(t.out + i * 32 + t.thread, words[i]);
   }
 }
 
