@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "cpu/cpu.hpp"
 #include "harness/pairwise.hpp"
 
 namespace tandem::kernel_tests {
@@ -16,7 +17,8 @@ namespace {
 /// Picks a kernel for each case.
 class EmulatedGpu : public harness::Runner {
  public:
-  explicit EmulatedGpu(const EmulatedKernels& kernels) : name_(kernels.name), backward_(kernels.backward) {
+  explicit EmulatedGpu(const EmulatedKernels& kernels)
+      : name_(kernels.name), backward_(kernels.backward), eight_bit_backward_(kernels.eight_bit_backward) {
     add(runners_, kernels.whole);
     add(sharing_, kernels.sharing);
     add(sharing_, kernels.whole);
@@ -35,7 +37,8 @@ class EmulatedGpu : public harness::Runner {
         static_cast<double>(spec.heads_q) * (spec.packed_q ? 1.0 : static_cast<double>(spec.batch));
     const double scores = heads * static_cast<double>(spec.rows_q()) * static_cast<double>(spec.rows_k());
     if (heads > too_many_heads || spec.batch > 64 || scores > too_many_scores) return "too large to emulate";
-    if (find(spec) == nullptr) return "no kernel was compiled for it";
+    const bool found = in_8_bits(spec) ? find_eight_bit_backward(spec) != nullptr : find(spec) != nullptr;
+    if (!found) return "no kernel was compiled for it";
     return choice.take(spec) ? "" : "other cases have its pairs of features";
   }
   [[nodiscard]] std::string refuses_max_logits(const harness::Case& spec) const override {
@@ -44,13 +47,23 @@ class EmulatedGpu : public harness::Runner {
   void forward(harness::Call& call) override {
     ++calls;
     emulated.add(harness::features_of(call.spec));
-    if (call.max_logits.given()) {
+    if (in_8_bits(call.spec)) {
+      // Gradients are what is emulated: 8-bit forward kernels have tests of their own.
+      tandem::forward(call.forward_args(), {.threads = 1});
+    } else if (call.max_logits.given()) {
       find_with_maxima(call.spec)->forward(call);
     } else {
       pick(call).forward(call);
     }
   }
+  [[nodiscard]] harness::Accumulators accumulators() const override {
+    return harness::Accumulators::tensor_cores;
+  }
   void backward(harness::Call& call) override {
+    if (in_8_bits(call.spec)) {
+      ++gradients;
+      return run_eight_bit_backward(*find_eight_bit_backward(call.spec), call, {});
+    }
     if (const EmulatedBackward* const kernels = find_backward(call.spec)) {
       ++gradients;
       return run_backward(*kernels, call, {});
@@ -98,6 +111,19 @@ class EmulatedGpu : public harness::Runner {
            config.functions.score_function == !c.score_function.empty() &&
            config.functions.dropout == (c.options.dropout_p > 0.0F) &&
            config.functions.dropout_places != c.dropout_places.empty() && suits_mask(config.mask, c);
+  }
+  static bool in_8_bits(const harness::Case& c) { return c.options.backward_precision != Precision::exact; }
+  [[nodiscard]] const EmulatedEightBitBackward* find_eight_bit_backward(const harness::Case& c) const {
+    for (const EmulatedEightBitBackward& kernels : eight_bit_backward_) {
+      const EightBitBackwardConfig& config = kernels.config;
+      if (c.dtype == (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16) &&
+          c.head_dim_qk == config.tiling.head_dim_qk && c.head_dim_v == config.tiling.head_dim_v &&
+          config.schedule.deterministic == c.options.deterministic && !c.options.strict &&
+          f32_gradients_of(config) == (c.f32_gradients | (c.f32_gradients & 2U) << 1U) &&
+          suits_mask(config.mask, c))
+        return &kernels;
+    }
+    return nullptr;
   }
   [[nodiscard]] const EmulatedBackward* find_backward(const harness::Case& c) const {
     const bool functions =
@@ -155,6 +181,7 @@ class EmulatedGpu : public harness::Runner {
 
   std::string name_;
   std::vector<std::span<const EmulatedBackward>> backward_;
+  std::span<const EmulatedEightBitBackward> eight_bit_backward_;
   Runners runners_, sharing_, grouped_, decoding_, wide_, listed_, maxima_;
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backward/emulated_backward.hpp"
+#include "eight_bit_backward/emulated_eight_bit_backward.hpp"
 #include "forward/emulated_forward.hpp"
 
 namespace tandem::kernel_tests {
@@ -25,6 +26,7 @@ struct EmulatedKernels {
   std::string without = {};  ///< tests of what they cannot do: ":Suite.Test:..."
   std::vector<std::span<const EmulatedBackward>> backward =
       {};  ///< gradients; those that none takes are counted
+  std::span<const EmulatedEightBitBackward> eight_bit_backward = {};
 };
 
 /// What main() returns.

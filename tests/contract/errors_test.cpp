@@ -25,7 +25,16 @@ TEST(ContractErrors, BrokenRulesAreRefusedBeforeAnythingIsWritten) {
              static const float lengths[2] = {};
              in.seqused_k = ConstTensor(lengths, DType::f32, {2});
            },
-           [](AttentionInputs&, AttentionOptions&options) { options.window_left = -2; }}) {
+           [](AttentionInputs&, AttentionOptions&options) { options.window_left = -2; },
+           [](AttentionInputs&, AttentionOptions&options) {
+             options.precision = options.backward_precision = Precision::int8;
+             options.softcap = 1.5F;
+           },
+           [](AttentionInputs&in, AttentionOptions&options) {
+             static const float sinks[4] = {};
+             in.sink = ConstTensor(sinks, DType::f32, {4});
+             options.precision = options.backward_precision = Precision::int8;
+           }}) {
     Call call(plain_case(DType::bf16));
     ForwardArgs forward_args = call.forward_args();
     change(forward_args, forward_args.options);

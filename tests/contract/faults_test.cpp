@@ -10,6 +10,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "contract/faulty_oracle.hpp"
 
@@ -18,6 +19,15 @@ namespace {
 
 constexpr const char* variable = "TANDEM_FAULTY_ORACLE";
 constexpr Fault none{.name = "none", .caught_by = ""};
+
+const std::vector<Fault>& all_faults() {
+  static const std::vector<Fault> all = [] {
+    std::vector<Fault> found(faults().begin(), faults().end());
+    found.insert(found.end(), faults_in_8_bits().begin(), faults_in_8_bits().end());
+    return found;
+  }();
+  return all;
+}
 
 /// The exit status of these tests (a filter of GoogleTest) on the oracle with a fault: 0 if they pass, 1 if
 /// some failed. Anything else is neither.
@@ -44,13 +54,13 @@ TEST_P(SuiteCanFail, NoticesTheFault) {
   EXPECT_EQ(status_of(GetParam(), GetParam().caught_by), 1) << GetParam().caught_by << " passes";
 }
 
-INSTANTIATE_TEST_SUITE_P(Of, SuiteCanFail, testing::ValuesIn(faults().begin(), faults().end()),
+INSTANTIATE_TEST_SUITE_P(Of, SuiteCanFail, testing::ValuesIn(all_faults()),
                          [](const auto& at) { return std::string(at.param.name); });
 
 /// And every test that has to notice one is there, and passes without.
 TEST(SuiteCanPass, OnTheOracle) {
   std::set<std::string> tests;
-  for (const Fault& fault : faults()) tests.insert(fault.caught_by);
+  for (const Fault& fault : all_faults()) tests.insert(fault.caught_by);
   for (const std::string& test : tests) {
     const testing::UnitTest& all = *testing::UnitTest::GetInstance();
     bool known = false;
@@ -73,8 +83,8 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   std::unique_ptr<FaultyOracle> oracle;
   if (const char* name = std::getenv(variable)) {
-    const auto fault = std::ranges::find(faults(), std::string(name), &Fault::name);
-    oracle = std::make_unique<FaultyOracle>(fault != faults().end() ? *fault : none);
+    const auto fault = std::ranges::find(all_faults(), std::string(name), &Fault::name);
+    oracle = std::make_unique<FaultyOracle>(fault != all_faults().end() ? *fault : none);
     use_only(*oracle);
   } else if (testing::GTEST_FLAG(filter) == "*") {
     testing::GTEST_FLAG(filter) = "*SuiteCan*";

@@ -389,7 +389,7 @@ void FaultyOracle::forward(Call& call) {
 void FaultyOracle::backward(Call& call) {
   Problem problem = call.problem();
   if (fault_.problem != nullptr) fault_.problem(problem);
-  reference::Backward result = reference::backward(problem);
+  reference::Backward result = expected_backward(call, problem);
   if (fault_.backward != nullptr) fault_.backward(call, result);
   write(call.dq, result.dq);
   write(call.dk, result.dk);

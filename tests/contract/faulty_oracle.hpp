@@ -25,6 +25,12 @@ struct Fault {
 /// One fault for each thing that a backend may get wrong.
 std::span<const Fault> faults();
 
+/// And of gradients in 8 bits.
+std::span<const Fault> faults_in_8_bits();
+
+/// The oracle's gradients of a problem; in 8 bits those of the call, by their recipe.
+reference::Backward expected_backward(const Call& call, const Problem& problem);
+
 /// Writes the oracle's results, rounded to the outputs' dtypes, as a backend without rounding errors of its
 /// own would; with a fault's changes.
 class FaultyOracle : public Runner {

@@ -71,7 +71,7 @@ constexpr const char* left_out =
 /// The kernels sm80 lack keys of 8 bits, heads of more than 256 dimensions, and registers for logits beyond
 /// 2^27 and for rows of -inf alone, and find no max_logits.
 constexpr const char* left_out_of_sm80 =
-    ":Contract21_*:*.EightBitQueries*:*_RowScales.*:*.ScalesByRow*:"
+    ":Contract21_*:*_GradientsIn8Bits.*:*.EightBitQueries*:*_RowScales.*:*.ScalesByRow*:"
     "Contract16_BatchInvariance.KeysOfEightBits:Contract17_Caches.EightBits*:Contract18_Caches.EightBit*:"
     "*_WideHeads.*:*.OfWideHeads:Contract07_NaN.*LowLogits*:"
     "Contract08_NoSentinel.EqualKeysWithGiantLogitsAreTheirMean";

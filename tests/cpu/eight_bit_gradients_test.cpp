@@ -12,7 +12,6 @@
 #include "cpu/reference/reference.hpp"
 #include "harness/changes.hpp"
 #include "harness/gradient_recipe.hpp"
-#include "harness/runner.hpp"
 
 namespace tandem::harness {
 namespace {
@@ -37,17 +36,7 @@ GradientsExpected differentiate(Call& call) {
 
 void run_by_recipe(const Case& c) {
   Call call(c);
-  on_every_runner(c, [&](Runner& runner) {
-    call.prepare(Pass::forward);
-    runner.forward(call);
-    const GradientsExpected expected = expect_gradients_in_8_bits(call);
-    call.prepare(Pass::backward);
-    runner.backward(call);
-    EXPECT_TRUE(follows_recipe(call, expected));
-    for (const Box* box : call.outputs(Pass::backward)) {
-      EXPECT_TRUE(!box->given() || box->changed_outside().empty());
-    }
-  });
+  on_every_runner(c, [&](Runner& runner) { run_by_gradient_recipe(runner, call); });
 }
 
 /// Masks, windows, packed and unused rows, GQA, gradients of the LSE, gradients that are not wanted or added.

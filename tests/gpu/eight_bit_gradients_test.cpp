@@ -41,17 +41,8 @@ void check_forward(Call& call) {
 void check_gradients(Call& call) {
   SCOPED_TRACE(call.spec.describe());
   check_forward(call);
-  const harness::GradientsExpected expected =
-      expect_gradients_in_8_bits(call, harness::Accumulators::tensor_cores);
   GpuRunner runner;
-  call.prepare(Pass::backward);
-  runner.backward(call);
-  EXPECT_TRUE(follows_recipe(call, expected));
-  constexpr std::int64_t enough = 4096;  // elements: of fewer one next to a tie of e4m3 is 1 %
-  if (std::min(call.q.numel(), call.k.numel()) >= enough) {
-    EXPECT_TRUE(is_near(call, expected));
-  }
-  expect_nothing_changed_outside(call, Pass::backward);
+  run_by_gradient_recipe(runner, call);
 }
 void check_gradients(const Case& spec) {
   Call call(spec);

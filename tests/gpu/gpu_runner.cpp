@@ -124,6 +124,7 @@ bool is_planned(const harness::Case& spec) {
   const DeviceFunctions functions(boxes, call, args);
   boxes.move(args.out, call.out);
   boxes.move(args.lse, call.lse);
+  boxes.move(args.max_logits, call.max_logits);
   try {
     explain(args);
   } catch (const Error& error) {
@@ -162,6 +163,8 @@ std::string GpuRunner::refuses(const harness::Case& spec) const {
   for (const harness::Layout* layout : {&spec.q, &spec.k, &spec.v, &spec.out}) {
     if (layout->sparse) return "tensors larger than their memory cannot be copied";
   }
+  if (spec.options.backward_precision != Precision::exact && !is_planned(spec))
+    return "no kernel has such gradients in 8 bits";
   if (lacks_kernels() && !is_planned(spec)) return "the family sm80 has no kernel for it yet";
   return {};
 }

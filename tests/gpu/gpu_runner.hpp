@@ -26,6 +26,9 @@ class GpuRunner : public harness::Runner {
   }
   [[nodiscard]] std::string refuses_append(const harness::AppendCase&) const override { return {}; }
   [[nodiscard]] std::string refuses_merge(const harness::MergeCase&) const override { return {}; }
+  [[nodiscard]] harness::Accumulators accumulators() const override {
+    return harness::Accumulators::tensor_cores;
+  }
   void append(harness::AppendCall& call) override;
   void merge(harness::MergeCall& call) override;
   void backward(harness::Call& call) override;

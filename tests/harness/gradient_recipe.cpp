@@ -170,6 +170,12 @@ GradientExpected zeros(const Box& box) {
   return {.values = values, .bounds = values, .unrounded = values};
 }
 
+/// What a gradient is added to.
+void add_before(const Call& call, const Box& box, GradientExpected& to) {
+  for (std::size_t n = 0; call.adds_to(box) && n < to.values.size(); ++n)
+    to.values[n] += Call::before(static_cast<std::int64_t>(n));
+}
+
 }  // namespace
 
 GradientsExpected expect_gradients_in_8_bits(const Call& call, Accumulators accumulators) {
@@ -211,6 +217,8 @@ GradientsExpected expect_gradients_in_8_bits(const Call& call, Accumulators accu
     write(dk, keys.used, of_dk, call.dk, first, p.heads_kv, kv_head, e.dk);
     write(dv, keys.used, of_dv, call.dv, first, p.heads_kv, kv_head, e.dv);
   }
+  for (const auto& [box, to] : {std::pair{&call.dq, &e.dq}, {&call.dk, &e.dk}, {&call.dv, &e.dv}})
+    add_before(call, *box, *to);
   return e;
 }
 
@@ -256,6 +264,30 @@ testing::AssertionResult is_near(const Call& call, const GradientsExpected& expe
   if (auto dq = near("dq", call.dq, expected.dq.values); !dq) return dq;
   if (auto dk = near("dk", call.dk, expected.dk.values); !dk) return dk;
   return near("dv", call.dv, expected.dv.values);
+}
+
+void expect_gradients_by_recipe(Call& call, Accumulators accumulators,
+                                const std::function<void(Call&)>& backward) {
+  const GradientsExpected expected = expect_gradients_in_8_bits(call, accumulators);
+  call.prepare(Pass::backward);
+  backward(call);
+  EXPECT_TRUE(follows_recipe(call, expected));
+  constexpr std::int64_t enough = 4096;  // elements: of fewer one next to a tie of e4m3 is 1 %
+  if (std::min(call.q.numel(), call.k.numel()) >= enough) {
+    EXPECT_TRUE(is_near(call, expected));
+  }
+  for (const Box* box : call.outputs(Pass::backward)) {
+    if (box->given()) {
+      EXPECT_EQ(box->changed_outside(), "");
+    }
+  }
+  for (const Box* input : call.inputs()) EXPECT_FALSE(input->given() && input->changed());
+}
+
+void run_by_gradient_recipe(Runner& runner, Call& call) {
+  call.prepare(Pass::forward);
+  runner.forward(call);
+  expect_gradients_by_recipe(call, runner.accumulators(), [&](Call& c) { runner.backward(c); });
 }
 
 }  // namespace tandem::harness

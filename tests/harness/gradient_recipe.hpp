@@ -4,9 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <vector>
 
-#include "call.hpp"
+#include "runner.hpp"
 
 namespace tandem::harness {
 
@@ -21,16 +22,20 @@ struct GradientsExpected {
   GradientExpected dq, dk, dv;
 };
 
-/// Where products of e4m3 are added up: tensor cores cut the sum to 13 bits behind the point.
-enum class Accumulators { f32, tensor_cores };
-
 /// What backward has to give, of the call's q, k, v, dout, dlse and the out, LSE and largest logits that
 /// forward has left.
 GradientsExpected expect_gradients_in_8_bits(const Call& call, Accumulators accumulators = Accumulators::f32);
 
 /// Whether the gradients are within the bounds, element by element.
 testing::AssertionResult follows_recipe(const Call& call, const GradientsExpected& expected);
-/// Whether tensor cores' are so as a whole.
+/// Whether they are so as a whole.
 testing::AssertionResult is_near(const Call& call, const GradientsExpected& expected);
+
+/// Runs `backward` on a call that a forward pass has written: its gradients are those of the recipe, and
+/// nothing else is written.
+void expect_gradients_by_recipe(Call& call, Accumulators accumulators,
+                                const std::function<void(Call&)>& backward);
+/// Both passes of a runner.
+void run_by_gradient_recipe(Runner& runner, Call& call);
 
 }  // namespace tandem::harness

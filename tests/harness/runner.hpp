@@ -12,6 +12,9 @@
 
 namespace tandem::harness {
 
+/// Where products of 8 bits are added up: tensor cores cut the sums of e4m3 to 13 bits behind the point.
+enum class Accumulators { f32, tensor_cores };
+
 /// A way to run a Call. Tensors are host memory between guard pages; a runner for a device copies the boxes'
 /// bytes there and back, so that it works on the same strides.
 class Runner {
@@ -28,6 +31,8 @@ class Runner {
   /// Whether a sequence's bits do not depend on what else is in the batch. The contract promises it with a
   /// split size.
   [[nodiscard]] virtual bool keeps_bits_beside_others(const Case&) const { return true; }
+  /// Of gradients in 8 bits.
+  [[nodiscard]] virtual Accumulators accumulators() const { return Accumulators::f32; }
 
   /// Why this runner cannot append, or merge; empty if it can.
   [[nodiscard]] virtual std::string refuses_append(const AppendCase&) const { return "not run here"; }

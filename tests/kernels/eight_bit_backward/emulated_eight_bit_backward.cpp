@@ -1,17 +1,13 @@
 #include "eight_bit_backward/emulated_eight_bit_backward.hpp"
 
-#include <array>
 #include <future>
 #include <limits>
 #include <vector>
 
+#include "eight_bit_backward/kernels.hpp"
 #include "emulated_quantize.hpp"
 #include "harness/changes.hpp"
-#include "ops/eight_bit_backward/common/eight_bit_convert.cuh"
-#include "ops/eight_bit_backward/common/quantize_keys.cuh"
-#include "ops/eight_bit_backward/common/quantize_queries.cuh"
 #include "ops/eight_bit_backward/launch.hpp"
-#include "ops/eight_bit_backward/sm90/eight_bit_backward.cuh"
 #include "problem/recipe_of.hpp"
 
 namespace tandem::kernel_tests {
@@ -20,35 +16,6 @@ namespace {
 using harness::Box;
 using harness::Call;
 using harness::Case;
-
-constexpr QuantizeConfig quantizer_of(const EightBitBackwardConfig& c, bool vectors) {
-  return {.element = c.tiling.element,
-          .head_dim_qk = c.tiling.head_dim_qk,
-          .head_dim_v = c.tiling.head_dim_v,
-          .qk = OperandType::s8,
-          .pv = OperandType::s8,
-          .rotate_v = true,
-          .varlen = c.mask.varlen,
-          .vectors = vectors};
-}
-
-template <EightBitBackwardConfig config>
-constexpr EmulatedEightBitBackward emulated() {
-  // The loads by element serve all layouts; one family has those by vectors.
-  constexpr QuantizeConfig quantizer = quantizer_of(config, config.schedule.staggered);
-  return {.config = config,
-          .quantizer = quantizer,
-          .mean = &mean_of_keys<mean_config(quantizer)>,
-          .keys = &quantize_keys<quantizer>,
-          .queries = &quantize_queries<quantizer>,
-          .main = &eight_bit_backward<config>,
-          .convert = &eight_bit_convert<config>};
-}
-
-template <EightBitBackwardConfig... configs>
-constexpr std::array<EmulatedEightBitBackward, sizeof...(configs)> emulate() {
-  return {emulated<configs>()...};
-}
 
 emulator::Grid grid_of(std::int64_t blocks, int threads, int shared_bytes = 0) {
   return {.blocks = static_cast<unsigned>(blocks),
@@ -73,11 +40,6 @@ std::span<const EmulatedEightBitBackward> eight_bit_backwards() {
                                           [](EightBitBackwardConfig c) {
                                             c.mask.varlen = true;
                                             c.f32_dk_dv = true;
-                                            return c;
-                                          }(full),
-                                          [](EightBitBackwardConfig c) {
-                                            c.tiling.element = Element::f16;
-                                            c.mask.causal = c.mask.local = c.mask.varlen = true;
                                             return c;
                                           }(full),
                                           [](EightBitBackwardConfig c) {
