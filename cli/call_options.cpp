@@ -29,7 +29,7 @@ void add_attention_options(CLI::App& command, AttentionOptions& options) {
       ->transform(CLI::CheckedTransformer(precisions).description("{exact,fp8,int8}"));
   command
       .add_option("--backward-precision", options.backward_precision,
-                  "Gradients in 16 bits (exact), or, with --precision int8 on the CPU, in 8: int8")
+                  "Gradients in 16 bits (exact), or, with --precision int8, in 8: int8")
       ->transform(CLI::CheckedTransformer(precisions).description("{exact,int8}"));
   command.add_flag("--strict", options.strict, "8 bits: no scale and no mean looks at later rows");
   command

@@ -81,7 +81,7 @@ typedef struct tandem_options {
   int32_t check;              /* check the contents of cu_seqlens and seqused */
   int32_t precision;          /* a tandem_precision */
   int32_t strict;             /* 8-bit precisions: no scale and no mean looks at a later row */
-  int32_t backward_precision; /* tandem_exact, or, with precision tandem_int8 on the CPU, tandem_int8 */
+  int32_t backward_precision; /* tandem_exact, or, with precision tandem_int8, tandem_int8 */
   int64_t split_size; /* keys of a split, a multiple of 128; bits then do not depend on the batch; 0: off */
   float dropout_p;    /* attention dropout, in [0, 1), of these seed and offset; 0: off */
   int32_t reserved_dropout;
