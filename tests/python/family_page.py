@@ -52,14 +52,26 @@ def all_families() -> list[str]:
     return sorted(configuration_auto.CONFIG_MAPPING_NAMES)
 
 
-def outcomes(every: bool = False) -> list[Outcome]:
-    """Of every family but those that are known not to be built, by as many processes as there are cores."""
+def outcomes(names: list[str]) -> list[Outcome]:
+    """Of the families named, by as many processes as there are cores."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    names = [name for name in all_families() if every or name not in not_built()]
     context = multiprocessing.get_context("spawn")
     workers = min(4, len(os.sched_getaffinity(0)))
     with concurrent.futures.ProcessPoolExecutor(workers, context, start) as pool:
         return [*pool.map(walk, names, chunksize=4)]
+
+
+def built() -> list[str]:
+    """All families but those that are known not to be built."""
+    return [name for name in all_families() if name not in not_built()]
+
+
+def sample() -> list[str]:
+    """One of six of each of the page's lists, and of the families that are in none."""
+    names = {*built()}
+    groups = [names & group for group in lists(PAGE.read_text()).values()]
+    groups.append(names.difference(*groups))
+    return sorted({name for group in groups for name in sorted(group)[::6]})
 
 
 def reason_not_built(why: str) -> str:
@@ -191,9 +203,19 @@ def page(found: list[Outcome]) -> str:
         text += _block(
             title,
             "Parts that the test runs inside the family named, as users do.",
-            (f"{part} (in {home})" for part, home in inside().items() if (kinds[home] == "right") == right),
+            (
+                f"{part} (in {home})"
+                for part, home in inside().items()
+                if home in kinds and (kinds[home] == "right") == right
+            ),
         )
     return (text + _not_tried()).rstrip() + "\n"
+
+
+def lists(text: str) -> dict[str, set[str]]:
+    """The families under each title of a page."""
+    found = re.findall(r"^## ([^\n]+) \(\d+\)\n\n.+?\n\n(.+?)\n(?:\n|\Z)", text, re.S | re.M)
+    return {title: set(re.sub(r"\s+", " ", body).split(", ")) for title, body in found}
 
 
 _NO_CUDA = (
@@ -230,7 +252,7 @@ def _not_tried() -> str:
 
 
 if __name__ == "__main__":
-    everything = outcomes(every="--all" in sys.argv)
+    everything = outcomes(all_families() if "--all" in sys.argv else built())
     if "--all" in sys.argv:
         reasons = {}
         for outcome in everything:

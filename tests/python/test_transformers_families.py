@@ -1,9 +1,14 @@
-"""Every family of the installed Transformers, tiny, beside eager attention: none is wrong in silence."""
+"""Families of the installed Transformers, tiny, beside eager attention: none is wrong in silence.
+
+Of all families, which take six minutes of processor time, `make test` tries one of six of each of the page's
+lists, and those that tests name; `make test-all` sets TANDEM_ALL_FAMILIES=1 and tries them all.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import re
 from pathlib import Path
 
@@ -21,9 +26,15 @@ LISTED = transformers.__version__ == family_page.RELEASE
 listed = pytest.mark.skipif(not LISTED, reason=f"the lists are of Transformers {family_page.RELEASE}")
 
 
+EVERY = os.environ.get("TANDEM_ALL_FAMILIES") == "1"
+RIGHT = {"t5", "swin"}
+HANDED = {"llama4", "t5gemma2", "gemma4_unified"}  # to PyTorch, and right there
+
+
 @pytest.fixture(scope="module")
 def outcomes() -> list[Outcome]:
-    return family_page.outcomes()
+    some = {*family_page.sample(), *RIGHT, *HANDED}
+    return family_page.outcomes([name for name in family_page.built() if EVERY or name in some])
 
 
 def told(outcomes: list[Outcome]) -> str:
@@ -34,10 +45,11 @@ def test_no_family_is_wrong_in_silence(outcomes: list[Outcome]) -> None:
     """Outputs and all gradients, without padding and with padding on either side."""
     wrong = [o for o in outcomes if o.kind in ("wrong", "error")]
     assert not wrong, told(wrong)
-    assert not LISTED or sum(o.kind == "right" for o in outcomes) >= 540
+    right = {o.model_type for o in outcomes if o.kind == "right"}
+    assert not LISTED or len(right) >= (540 if EVERY else 90)
     assert {o.model_type for o in outcomes if o.kind == "undefined"} <= family_page.POOL_PADDING
     assert sum(o.kind == "as sdpa" for o in outcomes) <= 4
-    assert not LISTED or {"t5", "swin"} <= {o.model_type for o in outcomes if o.kind == "right"}
+    assert not LISTED or right >= RIGHT
 
 
 def test_no_family_keeps_attentions_weights_to_itself(outcomes: list[Outcome]) -> None:
@@ -59,14 +71,12 @@ def test_what_goes_to_pytorch_is_right(outcomes: list[Outcome]) -> None:
     A few models have other results on Transformers' own sdpa than on eager; they have those.
     """
     handed = [o for o in outcomes if "unsupported=" in o.why + o.training]
-    assert len(handed) >= 14
+    assert len(handed) >= (14 if EVERY else len(HANDED))
     assert sum(o.instead.startswith("as sdpa") for o in handed) <= family_page.DIFFER_ON_SDPA
     for outcome in handed:
         wrong = outcome.instead.startswith(("wrong", "error")) or "unsupported=" in outcome.instead
         assert not wrong, told([outcome])
-    assert {"llama4", "t5gemma2", "gemma4_unified"} <= {
-        o.model_type for o in handed if o.instead.startswith("right")
-    }
+    assert HANDED <= {o.model_type for o in handed if o.instead.startswith("right")}
 
 
 def test_dropout_in_training_stops_nobody(outcomes: list[Outcome]) -> None:
@@ -87,8 +97,8 @@ def test_families_that_are_not_built_are_the_known_ones(outcomes: list[Outcome])
 def test_parts_run_inside_the_family_that_is_named(outcomes: list[Outcome]) -> None:
     """They need what only the whole model makes: its masks, or a class that Transformers does not map."""
     parts = {o.model_type: o.parts for o in outcomes}
-    lost = [f"{part} in {home}" for part, home in family_page.inside().items() if part not in parts[home]]
-    assert not lost
+    tried = [(part, home) for part, home in family_page.inside().items() if home in parts]
+    assert tried and not [f"{part} in {home}" for part, home in tried if part not in parts[home]]
 
 
 @listed
@@ -111,7 +121,10 @@ def test_every_family_is_on_the_page() -> None:
 
 @listed
 def test_the_page_of_families_is_up_to_date(outcomes: list[Outcome]) -> None:
-    assert PAGE.read_text() == family_page.page(outcomes), (
+    text, made = PAGE.read_text(), family_page.page(outcomes)
+    known = family_page.lists(text)
+    assert all(names <= known[title] for title, names in family_page.lists(made).items()), told(outcomes)
+    assert not EVERY or text == made, (
         "the families have changed: python tests/python/family_page.py makes docs/transformers-families.md"
     )
 
