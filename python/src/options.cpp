@@ -86,30 +86,50 @@ Options make_options(const nb::tuple& values) {
   return options;
 }
 
-// The names of a tandem._call.Call's attributes and their defaults, which are mostly what a call has: those
-// are known by their identity.
+// A member of a class that has __slots__, read past the lookup of its name: a call has 18 of them. Never
+// destroyed: Python may be gone by then.
+class Member {
+ public:
+  Member(nb::handle type, const char* name)
+      : descriptor_(nb::object(nb::getattr(type, name)).release().ptr()),
+        get_(reinterpret_cast<descrgetfunc>(PyType_GetSlot(Py_TYPE(descriptor_), Py_tp_descr_get))) {}
+
+  [[nodiscard]] nb::object of(nb::handle object) const {
+    PyObject* const value = get_(descriptor_, object.ptr(), nullptr);
+    if (value == nullptr) throw nb::python_error();
+    return nb::steal(value);
+  }
+
+ private:
+  PyObject* descriptor_;
+  descrgetfunc get_;
+};
+
+// The members of tandem._call.Call and their defaults, which are mostly what a call has: those are known by
+// their identity.
 struct Known {
   Options defaults;
   std::vector<bool> in_operators;  ///< whether torch.ops.tandem takes it, too
-  std::vector<std::pair<PyObject*, PyObject*>> attributes;
-  nb::str functions = interned("functions"), parsed = interned("parsed"), options = interned("options");
+  std::vector<std::pair<Member, PyObject*>> members;
+  Member metadata, functions;
+  nb::str parsed = interned("parsed"), options = interned("options");
 
+  explicit Known(nb::handle call) : metadata(call, "metadata"), functions(call, "functions") {}
   static nb::str interned(const char* text) { return nb::steal<nb::str>(PyUnicode_InternFromString(text)); }
 };
 
 // What know_options made last. Earlier ones are kept: a thread may be reading one.
 std::atomic<const Known*> known = nullptr;
 
-void know_options(const nb::tuple& defaults, const std::vector<bool>& in_operators) {
-  auto made = std::make_unique<Known>();
+void know_options(nb::handle call, const nb::tuple& defaults, const std::vector<bool>& in_operators) {
+  auto made = std::make_unique<Known>(call);
   made->defaults = make_options(defaults);
   made->in_operators = in_operators;
   std::size_t n = 0;
   Options options;
   each_option(options.attention, options.execution, options.return_max_logits,
               [&](const char* name, auto&& /*place*/) {
-                made->attributes.emplace_back(Known::interned(name).release().ptr(),
-                                              nb::object(defaults[n++]).release().ptr());
+                made->members.emplace_back(Member(call, name), nb::object(defaults[n++]).release().ptr());
               });
   known = made.release();
 }
@@ -137,6 +157,14 @@ Functions parse(const std::optional<std::string>& score, const std::optional<std
 
 }  // namespace
 
+nb::tuple metadata_of(nb::handle call) {
+  return nb::borrow<nb::tuple>(known.load()->metadata.of(call));
+}
+
+nb::object functions_of(nb::handle call) {
+  return known.load()->functions.of(call);
+}
+
 Options options_of(nb::handle call) {
   const Known& of_call = *known;
   bool plain = true;
@@ -144,13 +172,13 @@ Options options_of(nb::handle call) {
   std::size_t n = 0;
   each_option(options.attention, options.execution, options.return_max_logits,
               [&](const char* /*name*/, auto&& place) {
-                const auto& [name, value] = of_call.attributes[n++];
-                const nb::object given = nb::getattr(call, nb::handle(name));
+                const auto& [member, value] = of_call.members[n++];
+                const nb::object given = member.of(call);
                 if (given.ptr() != value && !read(given, place)) plain = false;
               });
   if (!plain || options.attention.dropout_p != 0 || options.execution.sm_limit != 0)
     return nb::cast<Options>(call.attr(of_call.options)());
-  const nb::object functions = nb::getattr(call, of_call.functions);
+  const nb::object functions = functions_of(call);
   if (!functions.is_none()) options.functions = nb::cast<Functions>(functions.attr(of_call.parsed)());
   return options;
 }
@@ -204,7 +232,7 @@ void define_options(nb::module_& m) {
       .def("set_accumulate", &Options::set_accumulate, nb::arg("dq"), nb::arg("dk_dv"))
       .def_prop_ro("threads", [](const Options& options) { return options.execution.threads; });
   m.attr("OPTIONS") = option_names();
-  m.def("know_options", &know_options, nb::arg("defaults"), nb::arg("in_operators"));
+  m.def("know_options", &know_options, nb::arg("call"), nb::arg("defaults"), nb::arg("in_operators"));
 }
 
 }  // namespace tandem::python

@@ -40,6 +40,10 @@ struct Options {
 /// The options of a tandem._call.Call, which validates those that are not Python's own values.
 Options options_of(nanobind::handle call);
 
+/// What a tandem._call.Call has of these.
+nanobind::tuple metadata_of(nanobind::handle call);
+nanobind::object functions_of(nanobind::handle call);
+
 /// The options of an operator of torch.ops.tandem, in the order of its schema; nothing where one of them
 /// takes a closer look.
 std::optional<Options> options_of_operator(std::span<const nanobind::handle> values);

@@ -145,8 +145,7 @@ nb::object backward_tensors(const nb::tuple& arrays, const Options& options, con
 // A record of autograd's is a torch.autograd.Function whose `forward` and `backward` are here.
 
 struct Names {
-  nb::str metadata = interned("metadata"), functions = interned("functions"), arrays = interned("arrays"),
-          differentiated = interned("differentiated"), call = interned("call"), to_save = interned("to_save"),
+  nb::str arrays = interned("arrays"), differentiated = interned("differentiated"), call = interned("call"), to_save = interned("to_save"),
           materialize_grads = interned("materialize_grads"), saved_tensors = interned("saved_tensors"),
           needs_input_grad = interned("needs_input_grad");
 
@@ -170,10 +169,6 @@ Inputs inputs_of(nb::handle q, nb::handle k, nb::handle v, nb::handle sink, cons
   return inputs;
 }
 
-nb::tuple metadata_of(nb::handle call) {
-  return nb::borrow<nb::tuple>(nb::getattr(call, names().metadata));
-}
-
 /// The arrays that a call's functions read.
 nb::args read_by(nb::handle functions) {
   return nb::borrow<nb::args>(nb::tuple(nb::getattr(functions, names().arrays)));
@@ -191,7 +186,7 @@ nb::object attend_and_record(nb::handle call, nb::handle q, nb::handle k, nb::ha
   if (!output) return nb::none();
   auto& [out, lse, max_logits, recorded] = *output;
   if (recorded) {
-    const nb::object functions = nb::getattr(call, names().functions);
+    const nb::object functions = functions_of(call);
     const nb::handle applied(apply);
     const nb::object made =
         nb::make_tuple(out, lse, options.saves_max_logits() ? max_logits : nb::object(nb::none()));
@@ -230,7 +225,7 @@ nb::object apply_backward(nb::handle ctx, nb::handle dout, nb::handle dlse) {
     return long_way(ctx, dout, dlse);
   }
   const nb::object call = nb::getattr(ctx, n.call);
-  const nb::object functions = nb::getattr(call, n.functions);
+  const nb::object functions = functions_of(call);
   if (!functions.is_none() && nb::len(nb::getattr(functions, n.differentiated)) > 0) {
     return long_way(ctx, dout, dlse);
   }

@@ -154,7 +154,7 @@ def of_options(function: str, options: dict[str, Any], taken: Sequence[str]) -> 
 
 _PRECISIONS = tuple(_core.Precision.__members__)
 _values = operator.attrgetter(*_core.OPTIONS)
-_core.know_options(_values(Call()), [name in OPERATOR for name in _core.OPTIONS])
+_core.know_options(Call, _values(Call()), [name in OPERATOR for name in _core.OPTIONS])
 
 
 def _plain(name: str, kind: str, value: Any) -> Any:
