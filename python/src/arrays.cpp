@@ -35,7 +35,7 @@ struct Exchange {
 /// Strings and types that every call needs, made once. Never destroyed: Python may be gone by then.
 struct Torch {
   std::vector<PyObject*> types;
-  PyObject* strided = nullptr;
+  PyObject *strided = nullptr, *is_neg = nullptr;
   std::vector<std::pair<PyObject*, DType>> dtypes;
   const Exchange* exchange = nullptr;
 
@@ -57,9 +57,8 @@ const Torch& torch() {
 
 struct Names {
   nb::str data_ptr = interned("data_ptr"), dtype = interned("dtype"), layout = interned("layout"),
-          is_neg = interned("is_neg"), is_cpu = interned("is_cpu"), is_cuda = interned("is_cuda"),
-          get_device = interned("get_device"), shape = interned("shape"), stride = interned("stride"),
-          requires_grad = interned("requires_grad");
+          is_cpu = interned("is_cpu"), is_cuda = interned("is_cuda"), get_device = interned("get_device"),
+          shape = interned("shape"), stride = interned("stride"), requires_grad = interned("requires_grad");
 
   static nb::str interned(const char* text) { return nb::steal<nb::str>(PyUnicode_InternFromString(text)); }
 };
@@ -71,6 +70,12 @@ const Names& names() {
 
 bool is_true(const nb::object& value) {
   return value.ptr() == Py_True;
+}
+
+/// Whether the numbers of a plain tensor are to be negated as they are read, such as the imaginary part of a
+/// conjugate, in any dtype (torch._neg_view).
+bool is_negated(nb::handle array) {
+  return is_true(nb::handle(torch().is_neg)(array));
 }
 
 /// Fills `to` from a tuple of integers; false where it has more than `to`.
@@ -91,8 +96,7 @@ bool read(Tensor& t, nb::handle array) {
   const auto known = std::find_if(torch().dtypes.begin(), torch().dtypes.end(),
                                   [&](const auto& entry) { return entry.first == dtype.ptr(); });
   if (known == torch().dtypes.end()) return false;
-  if (nb::object(array.attr(n.layout)).ptr() != torch().strided || is_true(array.attr(n.is_neg)()))
-    return false;
+  if (nb::object(array.attr(n.layout)).ptr() != torch().strided || is_negated(array)) return false;
   if (is_true(array.attr(n.is_cuda))) {
     t.device = {.kind = Device::Kind::cuda, .index = nb::cast<int>(array.attr(n.get_device)())};
   } else if (!is_true(array.attr(n.is_cpu))) {
@@ -166,9 +170,7 @@ std::optional<Tensor> viewed(nb::handle array) {
 
 std::optional<Tensor> exchanged(nb::handle array) {
   std::optional<Tensor> t = viewed(array);
-  // What DLPack has no word for: numbers that are to be negated as they are read, such as the imaginary part
-  // of a conjugate, in any dtype (torch._neg_view).
-  if (t && is_true(array.attr(names().is_neg)())) return {};
+  if (t && is_negated(array)) return {};  // which DLPack has no word for
   return t;
 }
 
@@ -242,6 +244,7 @@ void know_torch(const nb::tuple& types, nb::handle strided, const nb::dict& dtyp
     known.dtypes.emplace_back(nb::object(nb::borrow(dtype)).release().ptr(), nb::cast<DType>(ours));
   }
   known.strided = nb::object(nb::borrow(strided)).release().ptr();
+  known.is_neg = nb::object(nb::getattr(types[0], "is_neg")).release().ptr();
   if (!exchange.is_none()) {
     const void* pointer = PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api");
     if (pointer == nullptr) throw nb::python_error();
