@@ -145,9 +145,9 @@ nb::object backward_tensors(const nb::tuple& arrays, const Options& options, con
 // A record of autograd's is a torch.autograd.Function whose `forward` and `backward` are here.
 
 struct Names {
-  nb::str arrays = interned("arrays"), differentiated = interned("differentiated"), call = interned("call"), to_save = interned("to_save"),
-          materialize_grads = interned("materialize_grads"), saved_tensors = interned("saved_tensors"),
-          needs_input_grad = interned("needs_input_grad");
+  nb::str arrays = interned("arrays"), differentiated = interned("differentiated"), call = interned("call"),
+          to_save = interned("to_save"), materialize_grads = interned("materialize_grads"),
+          saved_tensors = interned("saved_tensors"), needs_input_grad = interned("needs_input_grad");
 
   static nb::str interned(const char* text) { return nb::steal<nb::str>(PyUnicode_InternFromString(text)); }
 };
@@ -188,24 +188,26 @@ nb::object attend_and_record(nb::handle call, nb::handle q, nb::handle k, nb::ha
   if (recorded) {
     const nb::object functions = functions_of(call);
     const nb::handle applied(apply);
-    const nb::object made =
-        nb::make_tuple(out, lse, options.saves_max_logits() ? max_logits : nb::object(nb::none()));
+    const nb::object made = nb::make_tuple(
+        out, lse, options.saves_max_logits() ? max_logits : nb::object(nb::none()), return_lse != 0);
     const nb::object followed = functions.is_none() ? applied(call, made, q, k, v, sink)
                                                     : applied(call, made, q, k, v, sink, *read_by(functions));
-    out = followed[0];
-    lse = followed[1];
+    out = return_lse != 0 ? nb::object(followed[0]) : followed;
+    if (return_lse != 0) lse = followed[1];
   }
   if (!options.return_max_logits) return return_lse != 0 ? nb::object(nb::make_tuple(out, lse)) : out;
   return return_lse != 0 ? nb::make_tuple(out, lse, max_logits) : nb::make_tuple(out, max_logits);
 }
 
-/// As save_for_backward has it, and returns what autograd follows: out and lse. What functions read is saved,
-/// too, and what the metadata are: PyTorch then notices where one is changed before the backward pass.
-/// `output`: out, lse, and max_logits or None.
+/// As save_for_backward has it, and returns what autograd follows: out, or out and lse. What functions read
+/// is saved, too, and what the metadata are: PyTorch then notices where one is changed before the backward
+/// pass. `output`: out, lse, max_logits or None, and whether the caller gets the LSE.
 nb::object record(nb::handle ctx, nb::handle call, nb::handle output, nb::handle q, nb::handle k,
                   nb::handle v, nb::handle sink, const nb::args& read) {
   const nb::tuple results = nb::borrow<nb::tuple>(output), metadata = metadata_of(call);
-  std::vector<nb::handle> saved{q, k, v, sink, results[0], results[1]};
+  std::vector<nb::handle> saved;
+  saved.reserve(7 + read.size() + metadata.size());
+  saved = {q, k, v, sink, results[0], results[1]};
   saved.insert(saved.end(), read.begin(), read.end());
   saved.push_back(results[2]);
   for (const nb::handle t : metadata) {
@@ -214,7 +216,7 @@ nb::object record(nb::handle ctx, nb::handle call, nb::handle output, nb::handle
   nb::setattr(ctx, names().to_save, tuple_of(saved));
   nb::setattr(ctx, names().materialize_grads, nb::bool_(false));
   nb::setattr(ctx, names().call, call);
-  return nb::make_tuple(results[0], results[1]);
+  return results[3].is(nb::handle(Py_True)) ? nb::object(nb::make_tuple(results[0], results[1])) : results[0];
 }
 
 /// The gradients of what record() has recorded, for the engine; what is unusual is done in full, in Python.
@@ -348,8 +350,8 @@ void define_torch_calls(nb::module_& m) {
         nb::arg("v"), nb::arg("sink").none(), nb::arg("read"));
   m.def("operator_kernel", &operator_kernel, nb::arg("backward"), nb::arg("for_autograd"),
         nb::arg("long_way"));
-  m.attr("apply_backward") =
-      nb::cpp_function(&apply_backward, nb::is_method(), nb::arg("dout").none(), nb::arg("dlse").none());
+  m.attr("apply_backward") = nb::cpp_function(&apply_backward, nb::is_method(), nb::arg("dout").none(),
+                                              nb::arg("dlse") = nb::none());
 }
 
 }  // namespace tandem::python

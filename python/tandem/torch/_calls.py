@@ -62,7 +62,8 @@ def _attend(
             *output, max_logits = _operators.way_on(call)(call, q, k, v, sink, None, out_dtype)
         record: Any = _record.TandemAttention.apply
         saved = max_logits if call.saves_max_logits else None
-        results = (*record(call, (*output, saved), q, k, v, sink, *read), max_logits)
+        followed = record(call, (*output, saved, return_lse), q, k, v, sink, *read)
+        results = (*(followed if return_lse else (followed, None)), max_logits)
     else:
         way_on = _operators.way_on(call, is_direct)
         results = way_on(call, q, k, v, sink, out, out_dtype, return_lse)

@@ -16,13 +16,16 @@ _is_batched: Any = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambd
 
 
 class TandemAttention(torch.autograd.Function):
-    """Out and lse of the `output` (out, lse, max_logits) of a call that has run, and the gradients of q, k,
-    v, sink and what the call's functions read. Profiles show the name."""
+    """Out, or out and lse, of the `output` (out, lse, max_logits, whether the caller gets the LSE) of a call
+    that has run, and the gradients of q, k, v, sink and what the call's functions read. Profiles show the
+    name."""
 
     forward = staticmethod(_core.record)
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, saved: Any = None) -> tuple[Any, ...]:
+    def backward(
+        ctx: Any, dout: Tensor | None, dlse: Tensor | None = None, saved: Any = None
+    ) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad
         if dout is None and dlse is None:
             return (None,) * len(needed)
