@@ -242,6 +242,8 @@ def flag(name: str, value: Any) -> bool:
 
 def integers(array: Any) -> Any:
     """An array of booleans as int32 of 0 and 1; any other argument as it is."""
+    if array is None:
+        return array
     kind = str(getattr(array, "dtype", ""))
     if kind not in ("bool", "torch.bool"):
         return array

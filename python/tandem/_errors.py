@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 _package = sys.modules["tandem"]
 if getattr(_package, "__distribution__", None) != "tandem-attention":
@@ -58,9 +58,12 @@ def error(status: int, message: str) -> TandemError:
     return _BY_STATUS.get(status, InternalError)(message)
 
 
-def named(*aliases: tuple[str, ...], **names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def named(
+    *aliases: tuple[str, ...], validate: Any = None, **names: str
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Makes a function's errors say ``names[x]`` where Tandem says x, so that its caller knows the arguments.
-    Each of `aliases` is Tandem's name and the function's keywords for it, of which the given one is said."""
+    Each of `aliases` is Tandem's name and the function's keywords for it, of which the given one is said.
+    `validate`, where given, is called with the tuple of positional arguments before the function."""
     words = {*names, *(own for own, *_ in aliases)}
     pattern = re.compile(rf"(?<![\w.'\"])(?:{'|'.join(words)})(?!\w)")
 
@@ -68,6 +71,8 @@ def named(*aliases: tuple[str, ...], **names: str) -> Callable[[Callable[_P, _R]
         @functools.wraps(function)
         def caller_names(*arguments: _P.args, **options: _P.kwargs) -> _R:
             try:
+                if validate is not None:
+                    validate(arguments)
                 return function(*arguments, **options)
             except (TandemError, TypeError) as error:
                 given = {

@@ -38,8 +38,7 @@ __all__ = [
 ]
 
 
-@named(_flash.SINKS, **_flash.NAMES)
-@_flash.without_dropout(3, "softmax_scale")
+@named(_flash.SINKS, validate=_flash.without_dropout(3, "softmax_scale"), **_flash.NAMES)
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -96,14 +95,12 @@ def flash_attn_func(
       As `tandem.attention`.
     """
     metadata = (None, None, None, None, q_descale, k_descale, v_descale)
-    options = {"softcap": softcap, "deterministic": deterministic, "split_size": split_size}
-    call = _flash.problem(softmax_scale, causal, window_size, metadata, **options)
+    call = _flash.problem(softmax_scale, causal, window_size, metadata, softcap, deterministic, split_size)
     sink, with_lse = _flash.one_of(_flash.SINKS, sink, learnable_sink), return_lse or return_attn_probs
     return _flash.run(*_latent.one_product(call, q, k, v, qv), sink, with_lse, attention_chunk)
 
 
-@named(_flash.SINKS, _flash.TABLES, **_flash.NAMES)
-@_flash.without_dropout(7, "seqused_q")
+@named(_flash.SINKS, _flash.TABLES, validate=_flash.without_dropout(7, "seqused_q"), **_flash.NAMES)
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -165,8 +162,7 @@ def flash_attn_varlen_func(
     table = _flash.one_of(_flash.TABLES, page_table, block_table)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_descale, k_descale, v_descale)
     metadata = (*lengths, None, None, table, None, None, _call.integers(causal_by_sequence))
-    options = {"softcap": softcap, "deterministic": deterministic, "split_size": split_size}
-    call = _flash.problem(softmax_scale, causal, window_size, metadata, **options)
+    call = _flash.problem(softmax_scale, causal, window_size, metadata, softcap, deterministic, split_size)
     sink = _flash.one_of(_flash.SINKS, sink, learnable_sink, s_aux, sinks)
     if table is not None and seqused_k is None:
         raise InvalidArgumentError("page_table is given without seqused_k, its lengths; pass both")
@@ -175,8 +171,7 @@ def flash_attn_varlen_func(
     return _flash.run(*_latent.one_product(call, q, k, v, qv), sink, with_lse, attention_chunk, out)
 
 
-@named(_flash.SINKS, **_flash.NAMES)
-@_flash.without_dropout(1, "softmax_scale")
+@named(_flash.SINKS, validate=_flash.without_dropout(1, "softmax_scale"), **_flash.NAMES)
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     softmax_scale: float | None = None,
@@ -204,8 +199,7 @@ def flash_attn_qkvpacked_func(
     """
     q, k, v = _flash.three_in_one(qkv, num_heads_q)
     metadata = (None, None, None, None, q_descale, k_descale, v_descale)
-    options = {"softcap": softcap, "deterministic": deterministic}
-    call = _flash.problem(softmax_scale, causal, window_size, metadata, **options)
+    call = _flash.problem(softmax_scale, causal, window_size, metadata, softcap, deterministic)
     sink = _flash.one_of(_flash.SINKS, sink, learnable_sink)
     return _flash.run(call, q, k, v, sink, return_lse or return_attn_probs, attention_chunk)
 
@@ -282,8 +276,7 @@ def flash_attn_with_kvcache(
     """
     new = _append.New(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved)
     metadata = (cu_seqlens_q, None, None, None, q_descale, k_descale, v_descale)
-    options = {"softcap": softcap, "split_size": split_size}
-    call = _flash.problem(softmax_scale, causal, window_size, metadata, **options)
+    call = _flash.problem(softmax_scale, causal, window_size, metadata, softcap, split_size=split_size)
     return _flash_cache.cached(
         call,
         q,

@@ -74,8 +74,7 @@ def flash_attn_func(
     Raises:
       As `tandem.attention`.
     """
-    options = {"softcap": softcap, "deterministic": deterministic}
-    call = _flash.problem(softmax_scale, causal, window_size, **options)
+    call = _flash.problem(softmax_scale, causal, window_size, (), softcap, deterministic)
     return _attend(call, q, k, v, return_attn_probs, dropout_p, alibi_slopes)
 
 
@@ -93,8 +92,7 @@ def flash_attn_qkvpacked_func(
 ) -> Any:
     """As `flash_attn_func`, with q, k and v in one tensor, ``(batch, seqlen, 3, heads, head_dim)``."""
     q, k, v = _parts(3, "(batch, seqlen, 3, heads, head_dim)", qkv=qkv)
-    options = {"softcap": softcap, "deterministic": deterministic}
-    call = _flash.problem(softmax_scale, causal, window_size, **options)
+    call = _flash.problem(softmax_scale, causal, window_size, (), softcap, deterministic)
     return _attend(call, q, k, v, return_attn_probs, dropout_p, alibi_slopes)
 
 
@@ -113,8 +111,7 @@ def flash_attn_kvpacked_func(
 ) -> Any:
     """As `flash_attn_func`, with k and v in one tensor, ``(batch, seqlen_k, 2, heads_kv, head_dim)``."""
     k, v = _parts(2, "(batch, seqlen_k, 2, heads_kv, head_dim)", kv=kv)
-    options = {"softcap": softcap, "deterministic": deterministic}
-    call = _flash.problem(softmax_scale, causal, window_size, **options)
+    call = _flash.problem(softmax_scale, causal, window_size, (), softcap, deterministic)
     return _attend(call, q, k, v, return_attn_probs, dropout_p, alibi_slopes)
 
 
@@ -153,8 +150,7 @@ def flash_attn_varlen_func(
     if block_table is not None:
         _flash.only_tensors(cu_seqlens_k=cu_seqlens_k, block_table=block_table)
         lengths = (cu_seqlens_q, None, None, cu_seqlens_k.diff(), *(None,) * 5, block_table)
-    options = {"softcap": softcap, "deterministic": deterministic}
-    call = _flash.problem(softmax_scale, causal, window_size, lengths, **options)
+    call = _flash.problem(softmax_scale, causal, window_size, lengths, softcap, deterministic)
     return _attend(call, q, k, v, return_attn_probs, dropout_p, alibi_slopes)
 
 
@@ -174,8 +170,8 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> Any:
     """As `flash_attn_varlen_func`, with q, k and v in one tensor, ``(total, 3, heads, head_dim)``."""
     q, k, v = _parts(3, "(total, 3, heads, head_dim)", qkv=qkv)
-    options = {"softcap": softcap, "deterministic": deterministic}
-    call = _flash.problem(softmax_scale, causal, window_size, (cu_seqlens, cu_seqlens), **options)
+    lengths = (cu_seqlens, cu_seqlens)
+    call = _flash.problem(softmax_scale, causal, window_size, lengths, softcap, deterministic)
     return _attend(call, q, k, v, return_attn_probs, dropout_p, alibi_slopes)
 
 
@@ -198,8 +194,8 @@ def flash_attn_varlen_kvpacked_func(
 ) -> Any:
     """As `flash_attn_varlen_func`, with k and v in one tensor, ``(total_k, 2, heads_kv, head_dim)``."""
     k, v = _parts(2, "(total_k, 2, heads_kv, head_dim)", kv=kv)
-    options = {"softcap": softcap, "deterministic": deterministic}
-    call = _flash.problem(softmax_scale, causal, window_size, (cu_seqlens_q, cu_seqlens_k), **options)
+    lengths = (cu_seqlens_q, cu_seqlens_k)
+    call = _flash.problem(softmax_scale, causal, window_size, lengths, softcap, deterministic)
     return _attend(call, q, k, v, return_attn_probs, dropout_p, alibi_slopes)
 
 

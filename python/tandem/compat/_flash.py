@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from numbers import Integral
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +16,6 @@ from tandem import _call
 from tandem._errors import InvalidArgumentError, UnsupportedError
 from tandem.compat import _chunks
 from tandem.torch import _calls, _record, _with_functions
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 #: What FlashAttention calls Tandem's arguments, for `_errors.named`: those of all its functions, ...
 NAMES = {
@@ -67,16 +63,17 @@ def problem(
     causal: bool,
     window_size: Any,
     metadata: tuple[Any, ...] = (),
-    /,
-    **options: Any,
+    softcap: float = 0,
+    deterministic: bool = False,
+    split_size: int = 0,
 ) -> _call.Call:
-    """The call that means this. `metadata`: the first of _call.METADATA; the others are None. Other `options`
-    have the names of tandem.attention's."""
+    """The call that means this. `metadata`: the first of _call.METADATA; the others are None. The last three
+    are tandem.attention's."""
     left, right = _call.pair("window_size", window_size)
     # FlashAttention-4 writes an unbounded side as None.
     window = (-1 if left is None else left, -1 if right is None else right)
     metadata += (None,) * (len(_call.METADATA) - len(metadata))
-    return _call.Call(scale, causal, window, metadata=metadata, **options)
+    return _call.Call(scale, causal, window, softcap, deterministic, metadata=metadata, split_size=split_size)
 
 
 def add_alibi(call: _call.Call, q: Any, k: Any, slopes: Any, chunk: Any = 0) -> None:
@@ -222,28 +219,24 @@ def refuse(**given: Any) -> None:
         raise UnsupportedError(f"{name} is {said}, but Tandem has {lack}; {remedy}")
 
 
-def without_dropout(position: int, parameter: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Makes 0 an error as the function's positional argument `position`, which is `parameter` there.
+def without_dropout(position: int, parameter: str) -> Callable[[tuple[Any, ...]], None]:
+    """Makes 0 an error as a function's positional argument `position`, which is `parameter` there, for
+    `_errors.named`.
 
     FlashAttention-2 has dropout_p in that place, and its callers pass 0.0, which as a scale would give the
     mean of v. By name 0 means 0.
     """
 
-    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        @functools.wraps(function)
-        def checked(*arguments: _P.args, **options: _P.kwargs) -> _R:
-            if len(arguments) > position:
-                value = arguments[position]
-                if isinstance(value, (int, float)) and value == 0:
-                    raise InvalidArgumentError(
-                        f"argument {position + 1} is {value!r}: that is FlashAttention-2's dropout_p, and "
-                        f"{parameter} here; import from tandem.flash_attn2, or pass {parameter} by name"
-                    )
-            return function(*arguments, **options)
+    def validate(arguments: tuple[Any, ...]) -> None:
+        if len(arguments) > position:
+            value = arguments[position]
+            if isinstance(value, (int, float)) and value == 0:
+                raise InvalidArgumentError(
+                    f"argument {position + 1} is {value!r}: that is FlashAttention-2's dropout_p, and "
+                    f"{parameter} here; import from tandem.flash_attn2, or pass {parameter} by name"
+                )
 
-        return checked
-
-    return decorate
+    return validate
 
 
 def serve(module: ModuleType, *names: str) -> ModuleType:

@@ -52,7 +52,7 @@ _node._backward_cls.apply = _core.apply_backward
 def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool) -> Any:
     """The result, and what the call returns besides; None where a profiler or what _direct.is_watched names
     has a part in the call, or a tensor is unusual."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return None
     if torch._C._is_any_autocast_enabled():
         if not _direct.is_possible(q, k, v):
