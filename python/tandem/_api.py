@@ -305,30 +305,33 @@ def attention(
         sm_limit=sm_limit,
         return_max_logits=return_max_logits,
     )
-    call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
+    of_torch = _of_torch(q)
+    call.functions = _functions_of(of_torch, call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.add(call, dropout_p, dropout_seed, dropout_offset)
-    if _arrays.is_torch(q):
-        from tandem.torch import _calls
-
-        return _calls.attention(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
+    if of_torch is not None:
+        return of_torch.attention(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
     _dropout.draw(call, q)
     call.return_max_logits = _call.flag("return_max_logits", return_max_logits)
     results = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
     return _call.returned(call, results, return_lse)
 
 
-def _functions_of(
-    call: _call.Call, q: Any, k: Any, score_mod: Any, bias: Any, alibi_slopes: Any, mask_mod: Any, mask: Any
-) -> Any:
+def _of_torch(q: Any) -> Any:
+    """The module for calls of PyTorch's tensors; None where q is an array of another library."""
+    if not _arrays.is_torch(q):
+        return None
+    from tandem.torch import _calls  # once a call: it takes 0.3 us
+
+    return _calls
+
+
+def _functions_of(of_torch: Any, call: _call.Call, q: Any, k: Any, *functions: Any) -> Any:
     """What a call has in place of its functions; None where it has none."""
+    score_mod, bias, alibi_slopes, mask_mod, mask = functions
     if score_mod is None and bias is None and alibi_slopes is None and mask_mod is None and mask is None:
         return None
-    of_call = _functions.of_call
-    if _arrays.is_torch(q):
-        from tandem.torch import _with_functions
-
-        of_call = _with_functions.of_call
-    return of_call(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
+    of_call = _functions.of_call if of_torch is None else of_torch.functions_of_call
+    return of_call(call, q, k, *functions)
 
 
 def attention_backward(
@@ -388,13 +391,10 @@ def attention_backward(
     taken = (*_call.PARTS, "precision", "strict", "backward_precision")
     call = _call.of_options("attention_backward", given, taken)
     call.metadata = metadata
-    call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
+    of_torch = _of_torch(q)
+    call.functions = _functions_of(of_torch, call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.expect_seed(call)
     arrays, written = (dout, dlse, q, k, v, sink, out, lse, max_logits), (dq, dk, dv, dsink)
-    if _arrays.is_torch(q):
-        from tandem.torch import _calls
-
-        gradients = _calls.attention_backward(call, arrays, written)
-    else:
-        gradients = _call.backward(call, arrays, written)
+    backward = _call.backward if of_torch is None else of_torch.attention_backward
+    gradients = backward(call, arrays, written)
     return gradients if sink is not None else gradients[:3]

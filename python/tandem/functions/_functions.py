@@ -52,13 +52,18 @@ class Functions:
     __slots__ = ("arrays", "differentiated", "library", "mask", "place", "score")
 
     def __init__(self, score: str | None, mask: str | None, arrays: list[Any], library: Any) -> None:
-        if library and library.name == "torch":  # views with the negative bit, of the other sign in memory
+        # Views with the negative bit have the other sign in memory.
+        if arrays and library and library.name == "torch":
             arrays = [array.resolve_neg() if array.is_neg() else array for array in arrays]
         self.score, self.mask, self.arrays, self.library = score, mask, arrays, library
         #: The numbers of the arrays whose gradients a backward call is asked for.
         self.differentiated: tuple[int, ...] = ()
         #: Where a plan takes the arrays to be, without their memory; None: where they are.
         self.place: tuple[_core.DeviceKind, int] | None = None
+
+    def reading(self, arrays: list[Any]) -> Functions:
+        """These functions of other arrays; themselves where they read none."""
+        return Functions(self.score, self.mask, arrays, self.library) if arrays else self
 
     def set(self, options: _core.Options) -> None:
         options.functions = self.parsed()
@@ -242,8 +247,9 @@ def trace_functions(
     found = None
     if library is not None and places is OWN_PLACES and bias is alibi_slopes is mask is None:
         found = _kept_traces.reached(library.name, score_mod, mask_mod)
-    if found is not None and (kept := _kept_traces.find(found)) is not None:
-        return Functions(*kept, library)
+    kept: Functions | None = None if found is None else _kept_traces.find(found)
+    if kept is not None:
+        return kept
     watching = contextlib.nullcontext() if score_mod is mask_mod is None else _watching(library)
     with watching:
         scores = Trace(library)
@@ -272,11 +278,12 @@ def trace_functions(
         None if score is start else scores.text(score),
         None if visible is None else masks.text(visible),
     )
+    made = Functions(*texts, [], library)
     if found is not None and not scores.read_values | masks.read_values | getattr(
         watching, "read_values", False
     ):
-        _kept_traces.keep(found, *texts, scores.captured)
-    return Functions(*texts, scores.captured, library)
+        _kept_traces.keep(found, made, scores.captured)
+    return made.reading(scores.captured)
 
 
 def _real(name: str, element: Value) -> Value:

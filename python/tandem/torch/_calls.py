@@ -15,12 +15,14 @@ from tandem import _arrays, _call, _core, _dropout, _plans, _run
 from tandem._errors import InvalidArgumentError
 from tandem.torch import _derivatives, _direct, _operators, _record, _with_functions
 
+functions_of_call = _with_functions.of_call
+
 
 def attention(
     call: _call.Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any, out_dtype: Any
 ) -> Any:
     """As tandem.attention, for tensors."""
-    if out is None and out_dtype is None and (not call.asks_pairs or _reads_plain(call)):
+    if out is None and out_dtype is None and _reads_plain(call):
         results = _record.quick(call, q, k, v, sink, return_lse)
         if results is not None:
             return results
@@ -79,9 +81,11 @@ _outside_graphs: Any = _disable(
 
 
 def _reads_plain(call: _call.Call) -> bool:
-    """Whether a call has functions alone, which read plain tensors that autograd does not follow."""
-    if call.functions is None or call.dropout_p != 0:
+    """Whether a call has no dropout, and its functions read plain tensors that autograd does not follow."""
+    if call.dropout_p != 0:
         return False
+    if call.functions is None:
+        return True
     for t in call.functions.arrays:
         if type(t) not in _direct.PLAIN or t.is_meta or t.requires_grad:
             return False

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tandem import _arrays, _call
+from tandem import _call
 from tandem._errors import UnsupportedError
 from tandem.functions import _functions, _kept_traces
 from tandem.torch import _derivatives, _direct, _graph
@@ -46,7 +46,7 @@ def of_call(call: _call.Call, q: Any, k: Any, *functions: Any) -> Any:
     if not compiled and bias is alibi_slopes is mask is None and _is_plain_batch(call, q, k):
         kept = _kept_traces.again("torch", score_mod, mask_mod)
         if kept is not None:
-            return _functions.Functions(*kept, _arrays.TORCH)
+            return kept
     given = {name: f for name, f in zip(_functions.NAMES, functions, strict=True) if f is not None}
     validate(next(iter(given)), {"q": q, "k": k, **given})
     if not compiled:
@@ -54,7 +54,7 @@ def of_call(call: _call.Call, q: Any, k: Any, *functions: Any) -> Any:
     return next(_found(call, q, k, functions))
 
 
-def _is_plain_batch(call: _call.Call, q: Any, k: Any) -> bool:
+def _is_plain_batch(call: _call.Call, q: Any, k: Any) -> Any:
     """Whether q and k are plain tensors of sequences of one length, with numbers in them."""
     if type(q) not in _direct.PLAIN or type(k) not in _direct.PLAIN or q.is_meta:
         return False
@@ -63,7 +63,7 @@ def _is_plain_batch(call: _call.Call, q: Any, k: Any) -> bool:
     for t in call.metadata:  # any() of a generator takes three times as long
         if t is not None:
             return False
-    return bool(q.numel() > 0 and k.numel() > 0)
+    return q.numel() > 0 and k.numel() > 0
 
 
 #: What compiles the frames that run now; None: nothing. A PyTorch that cannot tell may have something.
