@@ -1,13 +1,17 @@
 // The extension module tandem._core: the C++ interface for the Python layer, which knows array libraries.
 // Arrays come as pointers with shapes and strides, so that every dtype and layout passes without a copy.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "arrays.hpp"
@@ -41,6 +45,12 @@ Tensor make_tensor(std::uintptr_t data, DType dtype, const std::vector<std::int6
   t.device = Device{.kind = kind, .index = index};
   one_dimension_at_least(t);
   return t;
+}
+
+// What tells one view from another.
+std::string_view bytes_of(const Tensor& t) {
+  static_assert(std::has_unique_object_representations_v<Tensor>);
+  return {reinterpret_cast<const char*>(&t), sizeof t};
 }
 
 // The log's messages go to a Python function, kept for ever: Python may be gone when a thread last logs.
@@ -135,7 +145,12 @@ void define_enums(nb::module_& m) {
 void define_classes(nb::module_& m) {
   nb::class_<Tensor>(m, "Tensor", "A view: address, dtype, shape, strides in elements, device.")
       .def(nb::new_(&make_tensor), nb::arg("data"), nb::arg("dtype"), nb::arg("shape"), nb::arg("strides"),
-           nb::arg("device_kind") = Device::Kind::cpu, nb::arg("device_index") = 0);
+           nb::arg("device_kind") = Device::Kind::cpu, nb::arg("device_index") = 0)
+      .def(
+          "__eq__", [](const Tensor& a, const Tensor& b) { return bytes_of(a) == bytes_of(b); },
+          nb::is_operator())
+      .def("__hash__", [](const Tensor& t) { return std::hash<std::string_view>()(bytes_of(t)); });
+  m.def("view", &exchanged, nb::arg("array"));
   define_options(m);
 }
 

@@ -53,7 +53,7 @@ class Library(Protocol):
 
 
 @functools.cache  # NumPy builds a dtype's name anew each time
-def _name(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
     """What a NumPy dtype, a PyTorch dtype or a scalar class is called."""
     return (
         getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
@@ -75,7 +75,7 @@ def _dtype(argument: str, name: str) -> DType:
 
 def dtype_of(name: str, array: Any) -> DType:
     """The element type of an array of any library; `name` is the argument's, for errors."""
-    return _dtype(name, _name(array.dtype))
+    return _dtype(name, dtype_name(array.dtype))
 
 
 class NumPy:
@@ -149,6 +149,9 @@ class Torch:
         return _address(array), dtype, tuple(array.shape), array.stride(), *place
 
     def view(self, name: str, array: Any, *, writable: bool = False) -> _core.Tensor:
+        plain = _core.view(array)
+        if plain is not None:
+            return plain
         layout = self.layout(name, array)
         if array.is_neg():
             raise negated(name, writable)
@@ -288,7 +291,7 @@ def validate_tensor(name: str, t: Any, q: Any, shape: Sequence[int | str], *dtyp
 def dtype_named(value: Any) -> DType:
     """The DType that `out_dtype` means: "bf16", or a library's own name, dtype object or scalar class."""
     try:
-        name = value if isinstance(value, str) else _name(value)
+        name = value if isinstance(value, str) else dtype_name(value)
     except TypeError:  # not hashable, as every dtype is
         name = ""
     dtype = _SHORT.get(name) or _DTYPES.get(name)

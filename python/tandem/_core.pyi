@@ -37,6 +37,9 @@ class Tensor:
         device_index: int = 0,
     ) -> None: ...
 
+def view(array: object) -> Tensor | None:
+    """The view of a plain PyTorch tensor; None of anything else."""
+
 class Functions:
     def __init__(
         self, score: str | None, mask: str | None, captured: Sequence[Tensor], differentiated: Sequence[int]

@@ -70,13 +70,18 @@ class Functions:
 
     def parsed(self) -> _core.Functions:
         """As C++ has them."""
-        layouts = []
-        for array in self.arrays:
-            layout = self.library.layout("an array that a function reads", _as_bytes(array))
-            if self.place is not None:
-                layout = (0, *layout[1:4], *self.place)
-            layouts.append(layout)
-        return _parsed(self.score, self.mask, tuple(layouts), self.differentiated)
+        views = tuple(map(self._view, self.arrays)) if self.arrays else ()
+        return _parsed(self.score, self.mask, views, self.differentiated)
+
+    def _view(self, array: Any) -> _core.Tensor:
+        array = _as_bytes(array)
+        view = _core.view(array) if self.place is None else None
+        if view is not None:
+            return view
+        layout = self.library.layout("an array that a function reads", array)
+        if self.place is not None:
+            layout = (0, *layout[1:4], *self.place)
+        return _core.Tensor(*layout)
 
     def set_gradients(self, options: _core.Options, gradients: Sequence[Any]) -> None:
         """Has a backward call write the gradients of the arrays, None of those that are not wanted."""
@@ -86,17 +91,16 @@ class Functions:
 
 @functools.lru_cache(256)
 def _parsed(
-    score: str | None, mask: str | None, layouts: tuple[Any, ...], differentiated: tuple[int, ...]
+    score: str | None, mask: str | None, views: tuple[_core.Tensor, ...], differentiated: tuple[int, ...]
 ) -> _core.Functions:
     """Functions as C++ has them: parsed once for forward and backward, and for all calls that read the same
     memory. Where arrays lie is asked in each call: a parameter's data may move."""
-    return _core.Functions(score, mask, [_core.Tensor(*layout) for layout in layouts], differentiated)
+    return _core.Functions(score, mask, views, differentiated)
 
 
 def _as_bytes(array: Any) -> Any:
     """Booleans as int8, in the same memory."""
-    name = str(array.dtype).removeprefix("torch.")
-    if name != "bool":
+    if _arrays.dtype_name(array.dtype) != "bool":
         return array
     if isinstance(array, np.ndarray):
         return array.view(np.int8)
