@@ -310,20 +310,25 @@ nb::object backward_operator(Arguments arguments, bool recording) {
 
 /// A kernel of an operator without a frame of Python, each of which a compiled graph looks at.
 /// `for_autograd`: it gets the keyset first and is asked before the transforms below autograd, where
-/// `long_way` goes.
-nb::object operator_kernel(bool backward, bool for_autograd, nb::object long_way) {
-  return nb::cpp_function([=](const nb::args& all) -> nb::object {
-    const std::size_t first = for_autograd ? 1 : 0;
-    std::array<nb::handle, 64> handles;
-    if (all.size() <= handles.size() && (!for_autograd || !is_followed())) {
-      for (std::size_t i = first; i < all.size(); ++i) handles[i - first] = all[i];
-      const Arguments arguments(handles.data(), all.size() - first);
+/// `long_way` goes. `defaults`: of all arguments; PyTorch leaves out last ones that have them.
+nb::object operator_kernel(bool backward, bool for_autograd, nb::object long_way, const nb::tuple& defaults) {
+  std::array<nb::handle, 64> handles;
+  const std::size_t first = for_autograd ? 1 : 0, count = first + defaults.size();
+  if (count > handles.size()) throw nb::value_error("an operator has too many arguments");
+  for (std::size_t i = 0; i < defaults.size(); ++i) {
+    handles[first + i] = nb::handle(defaults[i]).inc_ref();  // kept for ever, as operators are
+  }
+  return nb::cpp_function([=](const nb::args& given) -> nb::object {
+    std::array<nb::handle, 64> all = handles;
+    std::copy(given.begin(), given.end(), all.begin());
+    if (!for_autograd || !is_followed()) {
+      const Arguments arguments = Arguments(all).subspan(first, count - first);
       const bool recording = for_autograd && is_recording();
       nb::object result =
           backward ? backward_operator(arguments, recording) : forward_operator(arguments, recording);
       if (result.is_valid()) return result;
     }
-    return long_way(*all);
+    return long_way(*nb::borrow<nb::args>(tuple_of(Arguments(all).first(count))));
   });
 }
 
@@ -349,7 +354,7 @@ void define_torch_calls(nb::module_& m) {
   m.def("record", &record, nb::arg("ctx"), nb::arg("call"), nb::arg("output"), nb::arg("q"), nb::arg("k"),
         nb::arg("v"), nb::arg("sink").none(), nb::arg("read"));
   m.def("operator_kernel", &operator_kernel, nb::arg("backward"), nb::arg("for_autograd"),
-        nb::arg("long_way"));
+        nb::arg("long_way"), nb::arg("defaults"));
   m.attr("apply_backward") = nb::cpp_function(&apply_backward, nb::is_method(), nb::arg("dout").none(),
                                               nb::arg("dlse") = nb::none());
 }

@@ -175,12 +175,17 @@ def _plain(name: str, kind: str, value: Any) -> Any:
     return number(name, value)
 
 
-def schema() -> str:
+def schema(*, with_defaults: bool = False) -> str:
     """The options of the operators of torch.ops.tandem, as PyTorch's schemas write them."""
-    written = {"window": "SymInt {0}_left, SymInt {0}_right", "precision": "str {0}"}
-    return ", ".join(
-        written.get(kind, kind + " {0}").format(name) for name, kind in KINDS if name in OPERATOR
-    )
+    written = {"window": "SymInt {0}_left{1}, SymInt {0}_right{1}", "precision": "str {0}{1}"}
+    rows = []
+    for f in fields(Call):
+        if f.name in OPERATOR:
+            default = -1 if f.name == "window" else f.default
+            default = f'"{default}"' if isinstance(default, str) else default
+            form = written.get(f.metadata["kind"], f.metadata["kind"] + " {0}{1}")
+            rows.append(form.format(f.name, f"={default}" if with_defaults else ""))
+    return ", ".join(rows)
 
 
 #: What stands for the option of an argument that is none.

@@ -12,6 +12,7 @@ import torch
 from tandem import _call
 from tandem.torch import _operators
 from test_forward import qkv
+from torch.fx.experimental.proxy_tensor import make_fx
 
 #: Without PyTorch's C exchange of tensors (before 2.11) a call reads them in Python.
 exchange = pytest.mark.skipif(
@@ -68,6 +69,27 @@ def test_an_operator_by_itself_calls_no_python_of_ours(recording: bool) -> None:
         assert frames_of(run) == []
         gradients = run()
     assert [g.shape for g in gradients] == [q.shape, (0,), v.shape, (0,)]
+
+
+@exchange
+def test_an_operator_may_be_called_without_its_last_arguments() -> None:
+    """Graphs leave out what has its default, and so may a caller."""
+    q, k, v = qkv()
+    operators = torch.ops.tandem.attention, torch.ops.tandem.attention_backward
+    flat = _operators.flat(_call.Call())
+    whole = operators[0](q, k, v, None, *flat, None)
+    saved = (torch.ones_like(whole[0]), None, q, k, v, None, *whole[:2], None)
+    needed = (True, True, True, False)
+    assert frames_of(lambda: operators[0](q, k, v, None)) == []
+    for found, expected in (
+        (operators[0](q, k, v, None), whole),
+        (operators[1](*saved), operators[1](*saved, *flat, *needed)),
+    ):
+        for got, right in zip(found, expected, strict=True):
+            assert torch.equal(got, right)
+    graph = make_fx(lambda q, k, v: operators[0](q, k, v, None, *flat, None))(q, k, v)
+    (node,) = (node for node in graph.graph.nodes if node.target is operators[0].default)
+    assert len(node.args) == 4
 
 
 @exchange

@@ -176,6 +176,22 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
+def defaults_of(namespace: str, name: str) -> tuple[Any, ...]:
+    """The defaults of the operator's arguments, None of one that has none."""
+    operator = getattr(getattr(torch.ops, namespace), name).default
+    return tuple(argument.default_value for argument in operator._schema.arguments)
+
+
+def filled(namespace: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with all arguments of the operator: PyTorch leaves out last ones with their defaults."""
+    defaults = defaults_of(namespace, name)
+
+    def with_defaults(*arguments: Any, **options: Any) -> Any:
+        return function(*arguments, *defaults[len(arguments) :], **options)
+
+    return with_defaults
+
+
 _DIFFERENTIATED = ("attention", "attention_with_functions")
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from tandem.torch import _derivatives
+
 
 def register() -> None:
     """Registers FLOP formulas for the operators as they are now."""
@@ -20,6 +22,7 @@ def register() -> None:
         ("attention_with_functions_backward", _backward),
         ("attention_backward_out", _backward_out),
     ):
+        formula = _derivatives.filled("tandem", name, formula)
         register_flop_formula([getattr(torch.ops.tandem, name)], get_raw=True)(formula)
 
 
