@@ -117,11 +117,17 @@ Box Box::first_columns(std::int64_t count) const {
 std::vector<double> Box::values() const {
   std::vector<double> all(static_cast<std::size_t>(numel()));
   for_each_row([&](std::int64_t index, std::int64_t at) {
-    for (std::int64_t n = 0; n < row_length(); ++n) {
-      all[static_cast<std::size_t>(index + n)] = decode(view_.dtype, view_.data, at + n);
-    }
+    decode(view_.dtype, view_.data, at, row_length(), all.data() + index);
   });
   return all;
+}
+
+void Box::set_all(const std::vector<double>& values) {
+  for_each_row([&](std::int64_t index, std::int64_t at) {
+    for (std::int64_t n = 0; n < row_length(); ++n) {
+      encode(view_.dtype, view_.data, at + n, values[static_cast<std::size_t>(index + n)]);
+    }
+  });
 }
 
 std::vector<std::byte> Box::raw() const {

@@ -71,6 +71,7 @@ class Box {
   [[nodiscard]] Box first_columns(std::int64_t count) const;
   /// All elements in logical order.
   [[nodiscard]] std::vector<double> values() const;
+  void set_all(const std::vector<double>& values);
   /// The bytes of all elements in logical order, for bitwise comparison.
   [[nodiscard]] std::vector<std::byte> raw() const;
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numbers>
 #include <numeric>
 
 namespace tandem::harness {
@@ -45,9 +44,9 @@ Box seqused(const Case& c, const std::vector<std::int64_t>& used) {
 /// Fills k or v with normal numbers; s8 ones in units of 1 / s8_deviation, which their scales make up for.
 void fill_keys(Box& box, Random& random, double amplitude) {
   if (box.dtype() != DType::s8) return fill(box, random, amplitude);
-  for (std::int64_t n = 0; n < box.numel(); ++n) {
-    box.set(n, std::clamp(std::round(random.normal() * s8_deviation), -128.0, 127.0));
-  }
+  std::vector<double> values = random.normals(box.numel());
+  for (double& x : values) x = std::clamp(std::round(x * s8_deviation), -128.0, 127.0);
+  box.set_all(values);
 }
 
 Box scale_box(const Case& c, Random& random) {
@@ -320,29 +319,6 @@ void Call::prepare(Pass pass) {
       if (box->given()) box->snapshot();
     }
   }
-}
-
-std::uint64_t Random::bits() {  // splitmix64
-  std::uint64_t z = (state_ += 0x9E3779B97F4A7C15U);
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
-  return z ^ (z >> 31);
-}
-
-double Random::uniform() {
-  return static_cast<double>(bits() >> 11) * 0x1p-53;
-}
-
-std::int64_t Random::between(std::int64_t low, std::int64_t high) {
-  return low + static_cast<std::int64_t>(bits() % static_cast<std::uint64_t>(high - low + 1));
-}
-
-double Random::normal() {
-  return std::sqrt(-2.0 * std::log(1.0 - uniform())) * std::cos(2.0 * std::numbers::pi * uniform());
-}
-
-void fill(Box& box, Random& random, double amplitude) {
-  for (std::int64_t n = 0; n < box.numel(); ++n) box.set(n, amplitude * random.normal());
 }
 
 void for_each_query_row(const Case& c, const RowVisitor& f) {

@@ -184,6 +184,7 @@ class Random {
   bool chance(double probability) { return uniform() < probability; }
   double uniform();
   double normal();
+  std::vector<double> normals(std::int64_t count);
   template <typename T>
   T pick(std::initializer_list<T> choices) {
     return choices.begin()[between(0, static_cast<std::int64_t>(choices.size()) - 1)];

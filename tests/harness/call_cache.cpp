@@ -1,4 +1,5 @@
 // Calls whose k and v are a cache: where each row lies, and the same rows as dense tensors.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -116,12 +117,14 @@ Box Call::scaled_keys(const Box& keys, const Box& scale) const {
   const std::int64_t rows = t.shape[t.rank == 4 ? 1 : 0];
   const std::int64_t dim = t.shape[static_cast<std::size_t>(t.rank - 1)];
   Box scaled(DType::f32, {t.shape.begin(), t.shape.begin() + t.rank}, {}, false);
+  std::vector<double> values = keys.values();
   for (std::int64_t n = 0; n < keys.numel(); ++n) {
     const std::int64_t head = n / dim % spec.heads_kv;
     const std::int64_t row = n / dim / spec.heads_kv;
     const double s = scale.get((row / rows * spec.heads_kv + head) * rows + row % rows);
-    scaled.set(n, keys.get(n) * s);
+    values[static_cast<std::size_t>(n)] *= s;
   }
+  scaled.set_all(values);
   return scaled;
 }
 
@@ -130,17 +133,22 @@ Box Call::dense_keys(const Box& stored, const Box& scale) const {
   const std::int64_t dim = cache.view().shape[3];
   const std::int64_t inner = spec.heads_kv * dim;
   Box dense(cache.dtype(), {spec.batch, spec.seqlen_k, spec.heads_kv, dim}, {}, false);
+  const std::vector<double> stored_values = cache.values();
+  std::vector<double> values = dense.values();
   for (std::int64_t b = 0; b < spec.batch; ++b) {
     const std::int64_t first = spec.cache_padding(b);
     for (std::int64_t row = first; row < spec.cache_rows(b); ++row) {
       const auto [entry, at] = cache_place(b, row);
       const bool exists = entry >= 0 && entry < cache.view().shape[0];
-      for (std::int64_t i = 0; i < inner; ++i) {
-        dense.set((b * spec.seqlen_k + row - first) * inner + i,
-                  exists ? cache.get((entry * cache.view().shape[1] + at) * inner + i) : 0.0);
+      const auto to = values.begin() + (b * spec.seqlen_k + row - first) * inner;
+      if (exists) {
+        std::copy_n(stored_values.begin() + (entry * cache.view().shape[1] + at) * inner, inner, to);
+      } else {
+        std::fill_n(to, inner, 0.0);
       }
     }
   }
+  dense.set_all(values);
   return dense;
 }
 

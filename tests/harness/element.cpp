@@ -108,6 +108,15 @@ double decode(DType dtype, const void* data, std::int64_t offset) {
   return std::numeric_limits<double>::quiet_NaN();
 }
 
+void decode(DType dtype, const void* data, std::int64_t offset, std::int64_t count, double* values) {
+  if (dtype == DType::bf16) {
+    const std::uint16_t* codes = static_cast<const std::uint16_t*>(data) + offset;
+    for (std::int64_t n = 0; n < count; ++n) values[n] = std::bit_cast<float>(std::uint32_t{codes[n]} << 16);
+    return;
+  }
+  for (std::int64_t n = 0; n < count; ++n) values[n] = decode(dtype, data, offset + n);
+}
+
 void encode(DType dtype, void* data, std::int64_t offset, double value) {
   switch (dtype) {
     case DType::f32: static_cast<float*>(data)[offset] = static_cast<float>(value); return;

@@ -10,6 +10,8 @@ namespace tandem::harness {
 
 /// Element `offset` of an array of `dtype`. Integers too.
 double decode(DType dtype, const void* data, std::int64_t offset);
+/// Elements from `offset` on.
+void decode(DType dtype, const void* data, std::int64_t offset, std::int64_t count, double* values);
 
 /// Stores `value`, rounded to nearest even; e4m3 saturates at 448 (it has no infinity).
 void encode(DType dtype, void* data, std::int64_t offset, double value);

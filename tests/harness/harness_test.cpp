@@ -7,8 +7,8 @@
 #include "changes.hpp"
 #include "harness/element.hpp"
 #include "harness/expect.hpp"
+#include "harness/rounding.hpp"
 #include "harness/runner.hpp"
-#include "harness/same_dtype.hpp"
 
 namespace tandem::harness {
 namespace {

@@ -9,11 +9,21 @@
 #include "cpu/common/vector_clones.hpp"
 #include "cpu/reference/function.hpp"
 #include "element.hpp"
+#include "rounding.hpp"
 
 namespace tandem::harness {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
+
+/// round_fast of `n` numbers.
+TANDEM_VECTOR_CLONES void round_row(DType dtype, float* x, std::int64_t n) {
+  if (dtype == DType::bf16) {
+    for (std::int64_t j = 0; j < n; ++j) x[j] = round_bf16(x[j]);
+  } else if (dtype == DType::f16) {
+    for (std::int64_t j = 0; j < n; ++j) x[j] = round_f16(x[j]);
+  }
+}
 
 /// A row-major matrix of values that the dtype holds.
 struct Matrix {
@@ -31,11 +41,11 @@ struct Matrix {
 Matrix load(const Operand& x, DType dtype, std::int64_t batch, Rows rows, std::int64_t head, std::int64_t dim,
             float factor) {
   Matrix m(rows.used, dim);
+  std::vector<double> values(static_cast<std::size_t>(dim));
   for (std::int64_t i = 0; i < rows.used; ++i) {
-    const std::int64_t offset = x.offset(batch, rows.begin + i, head);
-    for (std::int64_t c = 0; c < dim; ++c) {
-      m.row(i)[c] = round_fast(dtype, static_cast<float>(decode(x.dtype, x.data, offset + c)) * factor);
-    }
+    decode(x.dtype, x.data, x.offset(batch, rows.begin + i, head), dim, values.data());
+    for (std::size_t c = 0; c < values.size(); ++c) m.row(i)[c] = static_cast<float>(values[c]) * factor;
+    round_row(dtype, m.row(i), dim);
   }
   return m;
 }
@@ -65,7 +75,7 @@ Matrix matmul(const Matrix& a, const Matrix& b, DType dtype) {
       if (weight == 0.0F) continue;
       accumulate(row, weight, b.row(n), b.cols);
     }
-    for (std::int64_t j = 0; dtype != DType::f32 && j < b.cols; ++j) row[j] = round_fast(dtype, row[j]);
+    round_row(dtype, row, b.cols);
   }
   return c;
 }
@@ -318,17 +328,6 @@ std::size_t numel(bool packed, const Problem& p, std::int64_t rows, std::int64_t
 }
 
 }  // namespace
-
-float round_fast(DType dtype, float value) {
-  if (dtype == DType::f32 || !std::isfinite(value)) return value;
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  if (dtype == DType::bf16) return std::bit_cast<float>((bits + 0x7FFFU + ((bits >> 16) & 1U)) & 0xFFFF0000U);
-  // f16. Below 2^-14 the unit is 2^-24: adding 0.75 * 2^0 puts the sum where fp32's unit is the same.
-  const float magnitude = std::abs(value);
-  if (magnitude < 0x1p-14F) return std::copysign((magnitude + 0.75F) - 0.75F, value);
-  const float result = std::bit_cast<float>((bits + 0xFFFU + ((bits >> 13) & 1U)) & 0xFFFFE000U);
-  return std::abs(result) > 65504.0F ? std::copysign(infinity, value) : result;
-}
 
 reference::Forward same_dtype_forward(const Problem& p, DType dtype, Model model) {
   const Rounding r{dtype, model};

@@ -23,7 +23,4 @@ enum class Model { eager, fused };
 reference::Forward same_dtype_forward(const Problem& problem, DType dtype, Model model);
 reference::Backward same_dtype_backward(const Problem& problem, DType dtype, Model model);
 
-/// `value` rounded to f32, f16 or bf16; fast, and equal to `rounded` of element.hpp.
-float round_fast(DType dtype, float value);
-
 }  // namespace tandem::harness

@@ -10,7 +10,7 @@
 
 #include "element.hpp"
 #include "neighbour.hpp"
-#include "same_dtype.hpp"
+#include "rounding.hpp"
 
 namespace tandem::harness {
 namespace {
