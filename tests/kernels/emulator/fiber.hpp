@@ -9,8 +9,8 @@
 
 namespace tandem::emulator {
 
-/// Memory for the stacks of one CTA's threads, reused from CTA to CTA; a page below each faults on
-/// overflow.
+/// Memory for the stacks of one CTA's threads, reused from CTA to CTA and from launch to launch; a page
+/// below each faults on overflow.
 class Stacks {
  public:
   static constexpr std::size_t bytes =
@@ -23,7 +23,7 @@ class Stacks {
 
  private:
   char* memory_ = nullptr;
-  std::size_t size_ = 0;
+  std::size_t count_ = 0;
 };
 
 /// Where a suspended flow of control goes on.

@@ -59,7 +59,7 @@ std::string Shadow::async_fault(Event source, const Clock& observer) const {
 
 std::string Shadow::readers_done(std::uint32_t offset, std::uint32_t bytes, const Clock& observer) const {
   const std::uint32_t end = offset + bytes;
-  for (std::uint32_t g = 0; g < max_warpgroups; ++g) {
+  for (std::uint32_t g = 0; g < matrix_readers_; ++g) {
     const std::uint32_t retired = observer[components_.warpgroup(g)];
     for (std::uint32_t i = offset / 16; i * 16 < end; ++i) {
       if (matrix_reader_[g][i] <= retired) continue;
@@ -101,7 +101,8 @@ void Shadow::forget_readers(std::uint32_t offset, std::uint32_t bytes) {
   const std::uint32_t last = end / 16;
   if (first >= last) return;
   std::fill(store_reader_.begin() + first, store_reader_.begin() + last, Event());
-  for (auto& v : matrix_reader_) std::fill(v.begin() + first, v.begin() + last, 0U);
+  for (std::uint32_t g = 0; g < matrix_readers_; ++g)
+    std::fill(matrix_reader_[g].begin() + first, matrix_reader_[g].begin() + last, 0U);
 }
 
 std::uint32_t Shadow::new_read_set() {
@@ -124,13 +125,12 @@ std::string Shadow::read(std::uint32_t offset, std::uint32_t bytes, std::uint32_
     last.bits = reader_[i];
     if ((last.bits & shared_readers) != 0) {
       auto& set = read_sets_[last.bits & ~shared_readers];
-      const auto mine =
-          std::find_if(set.begin(), set.end(), [&](Event e) { return e.component() == thread; });
-      if (mine != set.end()) {
-        *mine = now;
-      } else {
-        set.push_back(now);
+      const auto mine = [thread](Event e) { return e.component() == thread; };
+      if (place_ >= set.size() || !mine(set[place_])) {
+        place_ = static_cast<std::size_t>(std::find_if(set.begin(), set.end(), mine) - set.begin());
+        if (place_ == set.size()) set.emplace_back();
       }
+      set[place_] = now;
     } else if (last.never() || last.known_to(observer)) {
       reader_[i] = now.bits;
     } else {
@@ -213,6 +213,7 @@ void Shadow::matrix_read(std::uint32_t offset, std::uint32_t warpgroup, std::uin
         std::any_of(sources.begin(), sources.end(), [&](const Source& s) { return s.event == w; });
     if (!known) sources.push_back({w, offset});
   }
+  matrix_readers_ = std::max(matrix_readers_, warpgroup + 1);
   matrix_reader_[warpgroup][offset / 16] = instruction;
 }
 

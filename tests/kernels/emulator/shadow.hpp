@@ -70,9 +70,13 @@ class Shadow {
   std::vector<Event> writer_;          ///< by 4-byte word
   std::vector<std::uint32_t> reader_;  ///< by 4-byte word: an Event's bits, or shared_readers | index
   std::vector<std::vector<Event>> read_sets_;
+  /// In the last set: a thread reads words that other threads read in one order.
+  std::size_t place_ = 0;
   std::vector<std::uint32_t> free_read_sets_;  ///< of read_sets_: those of no word; they keep their memory
   std::vector<std::uint32_t> matrix_reader_[max_warpgroups];  ///< by 16 bytes: the last instruction
-  std::vector<Event> store_reader_;                           ///< by 16 bytes
+  std::uint32_t matrix_readers_ =
+      0;  ///< warpgroups from 0 on, of which some have read: none, of sm80's kernels
+  std::vector<Event> store_reader_;  ///< by 16 bytes
 };
 
 }  // namespace tandem::emulator

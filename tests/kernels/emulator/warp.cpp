@@ -36,9 +36,9 @@ void join_lanes(Warp& warp, Thread& last) {
     join(last.peers, t->peers);
   }
   for (Thread* t : warp.waiting) {
-    // Own components keep their own value: it is the largest anywhere.
-    join(t->clock, last.clock);
-    join(t->peers, last.peers);
+    // What all know together is at least what each has known, of itself, too.
+    t->clock = last.clock;
+    t->peers = last.peers;
   }
 }
 
