@@ -7,21 +7,11 @@
 namespace tandem::gpu {
 namespace {
 
-/// Refuses every case where there is no GPU.
 class CountingRunner : public GpuRunner {
  public:
-  [[nodiscard]] std::string refuses(const harness::Case& spec) const override {
-    return why_not.empty() ? GpuRunner::refuses(spec) : why_not;
-  }
   void forward(harness::Call& call) override {
     ++calls;
     GpuRunner::forward(call);
-  }
-  [[nodiscard]] std::string refuses_append(const harness::AppendCase& spec) const override {
-    return why_not.empty() ? GpuRunner::refuses_append(spec) : why_not;
-  }
-  [[nodiscard]] std::string refuses_merge(const harness::MergeCase& spec) const override {
-    return why_not.empty() ? GpuRunner::refuses_merge(spec) : why_not;
   }
   void append(harness::AppendCall& call) override {
     ++calls;
@@ -31,17 +21,24 @@ class CountingRunner : public GpuRunner {
     ++calls;
     GpuRunner::merge(call);
   }
-  const std::string why_not = why_no_gpu();
   int calls = 0;  ///< of the test
 };
 
-/// A test that ran nothing would pass without having tried anything: skipped without a GPU, failed with one.
+/// Skips all tests before the first where there is no GPU, in words that ctest knows.
+class Gpu : public testing::Environment {
+ public:
+  void SetUp() override {
+    if (const std::string why_not = why_no_gpu(); !why_not.empty())
+      GTEST_SKIP() << why_not << "\n\n[  SKIPPED ] all tests";
+  }
+};
+
+/// A test that ran nothing would pass without having tried anything.
 class EveryTestRuns : public testing::EmptyTestEventListener {
  public:
   explicit EveryTestRuns(CountingRunner& runner) : runner_(runner) {}
   void OnTestStart(const testing::TestInfo&) override { runner_.calls = 0; }
   void OnTestEnd(const testing::TestInfo& info) override {
-    if (!runner_.why_not.empty()) GTEST_SKIP() << runner_.why_not;
     if (runner_.calls == 0 && !info.result()->Skipped()) ADD_FAILURE() << "nothing ran on the GPU";
   }
 
@@ -86,9 +83,11 @@ int main(int argc, char** argv) {
   std::string& filter = testing::GTEST_FLAG(filter);
   if (filter.find('-') == std::string::npos) {
     filter += tandem::gpu::left_out;
-    if (gpu.why_not.empty() && tandem::gpu::lacks_kernels()) filter += tandem::gpu::left_out_of_sm80;
+    if (tandem::gpu::why_no_gpu().empty() && tandem::gpu::lacks_kernels())
+      filter += tandem::gpu::left_out_of_sm80;
   }
   tandem::harness::use_only(gpu);
+  testing::AddGlobalTestEnvironment(new tandem::gpu::Gpu);
   testing::UnitTest::GetInstance()->listeners().Append(new tandem::gpu::EveryTestRuns(gpu));
   return RUN_ALL_TESTS();
 }
