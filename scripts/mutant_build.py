@@ -134,7 +134,7 @@ def run(command: list[str], cwd: Path, wall: float, cpu: float = 0.0, **environm
             cwd=cwd,
             stdout=log,
             stderr=log,
-            env=os.environ | environment,
+            env=os.environ | {"TANDEM_TEST_EFFORT": "1"} | environment,
             preexec_fn=limit,  # noqa: PLW1509
         )
         try:

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <ostream>
 #include <span>
 #include <string>
 
@@ -66,6 +67,11 @@ struct EmulatedForward {
   void (*functions)(WithFunctions<ForwardParams>) = nullptr;
   void (*sm80_functions)(WithValueAddress<WithFunctions<ForwardParams>>) = nullptr;
 };
+
+/// For lists of tests; GoogleTest would else print thousands of objects byte by byte, in each test's process.
+inline void PrintTo(const EmulatedForward& kernel, std::ostream* out) {
+  *out << kernel.config.describe();
+}
 
 /// What EmulatedForward::launch does, for a kernel that takes `Params`.
 template <auto config, typename Params>

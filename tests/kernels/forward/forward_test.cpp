@@ -14,7 +14,7 @@
 namespace tandem::kernel_tests {
 namespace {
 
-constexpr std::uint64_t cases_a_family = 6;
+const auto cases_a_family = static_cast<std::uint64_t>(harness::effort(6));
 
 std::vector<EmulatedForward> all_of(std::initializer_list<std::span<const EmulatedForward>> families) {
   std::vector<EmulatedForward> all;
