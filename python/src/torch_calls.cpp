@@ -270,13 +270,13 @@ nb::object empty_beside(nb::handle q) {
 
 /// As torch.ops.tandem.attention has it. Nothing of what takes the long way.
 nb::object forward_operator(Arguments arguments, bool recording) {
-  constexpr std::size_t inputs_end = input_fields.size();
-  if (arguments.size() <= inputs_end || !arguments.back().is_none()) return {};  // out_dtype
-  const Inputs inputs = inputs_of(arguments.first(differentiable_inputs),
-                                  arguments.subspan(differentiable_inputs, metadata_count));
+  if (arguments.size() <= input_fields.size() || !arguments.back().is_none()) return {};  // out_dtype
+  const std::size_t metadata = arguments.size() - 1 - metadata_count;
+  const Inputs inputs =
+      inputs_of(arguments.first(differentiable_inputs), arguments.subspan(metadata, metadata_count));
   if (recording && record_of(inputs) != Record::no) return {};
   std::optional<Options> options =
-      options_of(arguments.subspan(inputs_end, arguments.size() - inputs_end - 1));
+      options_of(arguments.subspan(differentiable_inputs, metadata - differentiable_inputs));
   if (!options) return {};
   options->return_max_logits |= options->saves_max_logits();
   const auto output = attend(inputs, *options, true, false);
@@ -287,14 +287,15 @@ nb::object forward_operator(Arguments arguments, bool recording) {
 
 /// As torch.ops.tandem.attention_backward has it: empty tensors stand for gradients that are not needed.
 nb::object backward_operator(Arguments arguments, bool recording) {
-  constexpr std::size_t first = 2, out = first + differentiable_inputs, metadata = out + 3;
-  constexpr std::size_t options_begin = metadata + metadata_count, needed = backward_outputs.size();
-  if (arguments.size() < options_begin + needed) return {};
-  if (recording && std::ranges::any_of(arguments.first(metadata),
+  constexpr std::size_t first = 2, out = first + differentiable_inputs, options_begin = out + 3;
+  constexpr std::size_t needed = backward_outputs.size();
+  if (arguments.size() < options_begin + metadata_count + needed) return {};
+  const std::size_t metadata = arguments.size() - needed - metadata_count;
+  if (recording && std::ranges::any_of(arguments.first(options_begin),
                                        [](nb::handle t) { return !t.is_none() && requires_gradient(t); }))
     return {};
   const std::optional<Options> options =
-      options_of(arguments.subspan(options_begin, arguments.size() - options_begin - needed));
+      options_of(arguments.subspan(options_begin, metadata - options_begin));
   if (!options) return {};
   const Inputs inputs =
       inputs_of(arguments.subspan(first, differentiable_inputs), arguments.subspan(metadata, metadata_count));

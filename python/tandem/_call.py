@@ -110,17 +110,17 @@ class Call:
         return Call(**values, **{name: getattr(self, name) for name in others})
 
     def flat(self) -> tuple[Any, ...]:
-        """The metadata and options as the operators of torch.ops.tandem take them."""
+        """The options and metadata as the operators of torch.ops.tandem take them."""
         plain = self.plain()
         left, right = plain.window
         at = OPERATOR.index("window")
         values = [getattr(plain, name) for name in OPERATOR]
-        return (*plain.metadata, *values[:at], left, right, *values[at + 1 :])
+        return (*values[:at], left, right, *values[at + 1 :], *plain.metadata)
 
     @staticmethod
     def of_flat(flat: Sequence[Any]) -> Call:
         """The inverse of flat."""
-        metadata, values = tuple(flat[: len(METADATA)]), list(flat[len(METADATA) :])
+        values, metadata = list(flat[:FLAT_OPTIONS]), tuple(flat[FLAT_OPTIONS:])
         at = OPERATOR.index("window")
         values[at : at + 2] = [tuple(values[at : at + 2])]
         return Call(**dict(zip(OPERATOR, values, strict=True)), metadata=metadata)
@@ -130,6 +130,8 @@ _ROWS = {f.name: f.metadata for f in fields(Call) if f.metadata}
 #: (name, kind) of every option, and the names of those that are taken where _option says.
 KINDS = tuple((name, row["kind"]) for name, row in _ROWS.items())
 OPERATOR = tuple(name for name, row in _ROWS.items() if row["operator"])
+#: How many options are before the metadata in what Call.flat returns: a window is two.
+FLAT_OPTIONS = len(OPERATOR) + 1
 JAX = tuple(name for name, row in _ROWS.items() if row["jax"])
 PARTS = tuple(name for name, row in _ROWS.items() if row["parts"])
 

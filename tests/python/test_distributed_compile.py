@@ -68,7 +68,7 @@ def test_opcheck(rank: int) -> None:
     q, k, v, sink = cases.inputs(layout, rank)
     name = dist.group.WORLD.group_name  # type: ignore[union-attr]
     call = _call.Call(causal=True, deterministic=True, check=True)
-    options = (layout.code, [name], *call.flat()[len(_call.METADATA) :])
+    options = (layout.code, [name], *call.flat()[: _call.FLAT_OPTIONS])
     arguments = (q, k, v, sink, *options, None, "ring", True)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     torch.library.opcheck(torch.ops.tandem_distributed.attention, arguments, test_utils=tests)

@@ -54,7 +54,7 @@ def call(
         sink,
         asked.layout.code,
         _names(group),
-        *asked.call.flat()[len(_call.METADATA) :],
+        *asked.call.flat()[: _call.FLAT_OPTIONS],
         asked.cu_seqlens,
         asked.strategy,
         _derivatives.is_recorded(q, k, v, sink),
@@ -109,7 +109,7 @@ def _backward(dout: Tensor, dlse: Tensor | None, *rest: Any) -> tuple[Tensor, ..
 
 
 def _call_of(options: Sequence[Any]) -> _call.Call:
-    return _call.Call.of_flat((*_call.Call().metadata, *options))
+    return _call.Call.of_flat((*options, *_call.Call().metadata))
 
 
 def _four(layout: Layout, *tensors: Tensor) -> list[Tensor]:

@@ -62,23 +62,20 @@ def validate_metadata(metadata: Sequence[Any], recorded: bool) -> None:
             )
 
 
-#: How many options follow the metadata among the arguments of an operator: a window is two.
-_OPTIONS = len(_call.OPERATOR) + 1
-
-
 def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     """Saves for `differentiate`: for torch.ops.tandem.attention, whose last argument is out_dtype, and for
     attention_with_functions, whose last three are functions."""
-    count = 4 + len(_call.METADATA)
-    options, rest = inputs[count : count + _OPTIONS], inputs[count + _OPTIONS :]
+    first = 4 + _call.FLAT_OPTIONS
+    last = first + len(_call.METADATA)
+    rest = inputs[last:]
     ctx.texts, read = (rest[:2], rest[2]) if len(rest) == 3 else ((), ())
-    ctx.options = options
+    ctx.options = inputs[4:first]
     ctx.set_materialize_grads(False)
     out, lse, max_logits = output
     ctx.mark_non_differentiable(max_logits)
-    is_saved = _call.Call.of_flat(inputs[4 : count + _OPTIONS]).saves_max_logits
+    is_saved = _call.Call.of_flat(inputs[4:last]).saves_max_logits
     results = (out, lse, max_logits if is_saved else None)
-    ctx.save_for_backward(*inputs[:4], *results, *inputs[4:count], *read)
+    ctx.save_for_backward(*inputs[:4], *results, *inputs[first:last], *read)
 
 
 def differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None = None) -> tuple[Any, ...]:
@@ -92,7 +89,7 @@ def differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None = 
     if dout is not None or dlse is not None:
         dout = torch.zeros_like(saved[4]) if dout is None else dout
         functions = (*ctx.texts, read) if ctx.texts else ()
-        gradients = by_operator((*metadata, *ctx.options), functions, needed, dout, dlse, *saved[:7])
+        gradients = by_operator((*ctx.options, *metadata), functions, needed, dout, dlse, *saved[:7])
     none = (None,) * (len(metadata) + len(ctx.options))
     rest = (None, None, list(gradients[4:])) if ctx.texts else (None,)
     return (*gradients[:4], *none, *rest)

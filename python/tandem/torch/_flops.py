@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from tandem import _call
 from tandem.torch import _derivatives
 
 
@@ -31,14 +32,13 @@ def _forward(
     k: Tensor,
     v: Tensor,
     sink: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
     *rest: Any,
     out_val: Any = None,
 ) -> int:
     """S and O."""
-    of_cache = _rows_of_cache(k, *rest[1:2], *rest[7:10])
-    pairs = _pairs(q, k, cu_seqlens_q, cu_seqlens_k, of_cache, rest[5])
+    cu_seqlens_q, cu_seqlens_k, *others = rest[_call.FLAT_OPTIONS :]
+    of_cache = _rows_of_cache(k, *others[1:2], *others[7:10])
+    pairs = _pairs(q, k, cu_seqlens_q, cu_seqlens_k, of_cache, others[5])
     return 2 * pairs * (q.shape[-1] + v.shape[-1])
 
 
@@ -67,7 +67,8 @@ def _is_unknown(lengths: Tensor) -> bool:
 
 def _backward(*arguments: Any, out_val: Any = None) -> int:
     """S again and dP, and of dQ, dK and dV those that are needed."""
-    _, _, q, k, v, _, _, _, _, cu_seqlens_q, cu_seqlens_k, *rest = arguments
+    _, _, q, k, v, _, _, _, _, *rest = arguments
+    cu_seqlens_q, cu_seqlens_k, *rest = rest[_call.FLAT_OPTIONS :]
     need_dq, need_dk, need_dv, _ = rest[-4:]
     head_dims = q.shape[-1] * (1 + need_dq + need_dk) + v.shape[-1] * (1 + need_dv)
     return int(2 * _pairs(q, k, cu_seqlens_q, cu_seqlens_k, indices=rest[5]) * head_dims)

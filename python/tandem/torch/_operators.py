@@ -22,11 +22,11 @@ from tandem.functions import _functions
 from tandem.torch import _derivatives, _direct, _flops
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sink"
-_OPTIONS = ", ".join((*(f"Tensor? {name}" for name in _call.METADATA), _call.schema()))
+_OPTIONS = ", ".join((_call.schema(), *(f"Tensor? {name}" for name in _call.METADATA)))
 # PyTorch leaves out last arguments that have their defaults on the way to a kernel and in the graphs that it
 # traces, where each takes 0.2 us of a call.
 _DEFAULTS = ", ".join(
-    (*(f"Tensor? {name}=None" for name in _call.METADATA), _call.schema(with_defaults=True))
+    (_call.schema(with_defaults=True), *(f"Tensor? {name}=None" for name in _call.METADATA))
 )
 _RESULTS = "(Tensor out, Tensor lse, Tensor max_logits)"  # the last is empty where a call finds none
 _SAVED = f"Tensor dout, Tensor? dlse, {_INPUTS}, Tensor out, Tensor lse, Tensor? max_logits"
