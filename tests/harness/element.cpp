@@ -19,19 +19,28 @@ struct Format {
 constexpr Format f16_format{.mantissa = 10, .min_exponent = -14, .bias = 15, .largest = 65504.0};
 constexpr Format e4m3_format{.mantissa = 3, .min_exponent = -6, .bias = 7, .largest = 448.0};
 
+double power_of_two(int exponent) {
+  return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52U);
+}
+
+/// The exponent of a finite value in the format: of those below its normal numbers, theirs.
+int exponent_in(const Format& f, double value) {
+  const auto biased = static_cast<int>(std::bit_cast<std::uint64_t>(value) >> 52U & 0x7FFU);
+  return std::max(biased - 1023, f.min_exponent);
+}
+
 /// Rounds a finite value to the format's grid, ties to even (the default rounding mode of nearbyint).
 double round_to_grid(const Format& f, double value) {
   if (value == 0.0) return value;
-  const int exponent = std::max(std::ilogb(value), f.min_exponent);
-  const double unit = std::ldexp(1.0, exponent - f.mantissa);
-  return std::nearbyint(value / unit) * unit;
+  const int digits = f.mantissa - exponent_in(f, value);
+  return std::nearbyint(value * power_of_two(digits)) * power_of_two(-digits);
 }
 
 /// The code, without its sign, of a value >= 0 that lies on the format's grid.
 std::uint32_t code_of(const Format& f, double value) {
   if (value == 0.0) return 0;
-  const int exponent = std::max(std::ilogb(value), f.min_exponent);
-  const auto significand = static_cast<std::uint32_t>(std::ldexp(value, f.mantissa - exponent));
+  const int exponent = exponent_in(f, value);
+  const auto significand = static_cast<std::uint32_t>(value * power_of_two(f.mantissa - exponent));
   const std::uint32_t hidden = 1U << f.mantissa;
   if (significand < hidden) return significand;  // subnormal
   return (static_cast<std::uint32_t>(exponent + f.bias) << f.mantissa) + (significand - hidden);
@@ -41,8 +50,8 @@ double value_of(const Format& f, std::uint32_t code) {
   const std::uint32_t hidden = 1U << f.mantissa;
   const std::uint32_t exponent = code >> f.mantissa;
   const std::uint32_t fraction = code & (hidden - 1);
-  if (exponent == 0) return std::ldexp(fraction, f.min_exponent - f.mantissa);
-  return std::ldexp(fraction + hidden, static_cast<int>(exponent) - f.bias - f.mantissa);
+  if (exponent == 0) return fraction * power_of_two(f.min_exponent - f.mantissa);
+  return (fraction + hidden) * power_of_two(static_cast<int>(exponent) - f.bias - f.mantissa);
 }
 
 double with_sign(double magnitude, bool negative) {
