@@ -96,8 +96,11 @@ def flash_attn_func(
     """
     metadata = (None, None, None, None, q_descale, k_descale, v_descale)
     call = _flash.problem(softmax_scale, causal, window_size, metadata, softcap, deterministic, split_size)
-    sink, with_lse = _flash.one_of(_flash.SINKS, sink, learnable_sink), return_lse or return_attn_probs
-    return _flash.run(*_latent.one_product(call, q, k, v, qv), sink, with_lse, attention_chunk)
+    if learnable_sink is not None:
+        sink = _flash.one_of(_flash.SINKS, sink, learnable_sink)
+    if qv is not None:
+        call, q, k, v = _latent.one_product(call, q, k, v, qv)
+    return _flash.run(call, q, k, v, sink, return_lse or return_attn_probs, attention_chunk)
 
 
 @named(_flash.SINKS, _flash.TABLES, validate=_flash.without_dropout(7, "seqused_q"), **_flash.NAMES)
@@ -168,7 +171,9 @@ def flash_attn_varlen_func(
         raise InvalidArgumentError("page_table is given without seqused_k, its lengths; pass both")
     _flash.add_alibi(call, q, k, alibi_slopes, attention_chunk)
     with_lse = return_lse or return_attn_probs or return_softmax_lse
-    return _flash.run(*_latent.one_product(call, q, k, v, qv), sink, with_lse, attention_chunk, out)
+    if qv is not None:
+        call, q, k, v = _latent.one_product(call, q, k, v, qv)
+    return _flash.run(call, q, k, v, sink, with_lse, attention_chunk, out)
 
 
 @named(_flash.SINKS, validate=_flash.without_dropout(1, "softmax_scale"), **_flash.NAMES)
