@@ -302,8 +302,8 @@ def attention(
         strict,
         backward_precision,
         split_size,
-        sm_limit=sm_limit,
-        return_max_logits=return_max_logits,
+        sm_limit,
+        return_max_logits,
     )
     of_torch = _of_torch(q)
     call.functions = _functions_of(of_torch, call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)

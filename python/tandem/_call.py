@@ -51,6 +51,8 @@ class Call:
     strict: bool = _option(False, "bool", parts=False)
     backward_precision: str = _option("exact", "precision", parts=False)
     split_size: int = _option(0, "SymInt", "an integer, a multiple of 128; 0 is off", parts=False)
+    sm_limit: int = _option(0, "SymInt", "an integer, at least 1, or 0 for all SMs")
+    return_max_logits: bool = _option(False, "bool", parts=False)
     #: a _functions.Functions; None where the caller has none
     functions: Any = None
     dropout_p: float = _option(0, "float", "a number, at least 0 (off) and below 1", operator=False)
@@ -59,8 +61,6 @@ class Call:
     dropout_offset: int = _option(0, "word", "an integer", operator=False)
     #: (batch, 4) int32, dropout_places of attention.hpp; None of whole sequences
     dropout_places: Any = None
-    sm_limit: int = _option(0, "SymInt", "an integer, at least 1, or 0 for all SMs")
-    return_max_logits: bool = _option(False, "bool", parts=False)
     #: formula(call, q, k, v, *captured): the result by operators with second derivatives; None: there is none
     formula: Any = None
 
