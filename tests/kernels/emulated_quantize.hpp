@@ -45,7 +45,7 @@ void run_quantizer(const QuantizeParams& params, emulator::Options options) {
   emulator::launch(
       quantize<C>, params,
       {.blocks = static_cast<unsigned>(std::min(params.items_q + params.items_k + params.items_v, 5)),
-       .threads = quantize_threads,
+       .threads = static_cast<unsigned>(C.threads()),
        .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))},
       options);
 }

@@ -326,7 +326,7 @@ void check_tensor(std::int64_t used_rows) {
                                         emulator::writable(got.scales), emulator::writable(got.mean),
                                         emulator::writable(scratch)}};
   emulator::Grid grid{.blocks = static_cast<unsigned>(params.items_k),
-                      .threads = quantize_threads,
+                      .threads = static_cast<unsigned>(C.threads()),
                       .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))};
   if (C.smooth_k) launch_mean<C>(params, options);
   if (exceeds_block(C.qk_scales)) emulator::launch(largest_of_groups<C>, params, grid, options);

@@ -19,14 +19,24 @@ struct QuantizeConfig {
   bool rotate_v = false;
   bool smooth_k = true;
   bool varlen = false;  ///< lengths differ by sequence
-  /// Rows allow 16-byte loads, and rows of quantized values allow 8-byte stores.
+  /// Rows allow 16-byte loads, and rows of quantized values stores of 8 bytes, or 16 (stores_sixteen).
   bool vectors = true;
 
   constexpr bool operator==(const QuantizeConfig&) const = default;
-  /// Resident CTAs of an SM: what 16, 32 or 64 values a thread leave room for.
+  [[nodiscard]] constexpr int largest_head_dim() const {
+    return head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v;
+  }
+  /// Threads that share a row: as few as 64 values a thread allow, since what else a thread does is then done
+  /// for more values.
+  [[nodiscard]] constexpr int row_threads() const { return largest_head_dim() <= 128 ? 2 : 4; }
+  /// Whether rows of quantized q and k are written in vectors of 16.
+  [[nodiscard]] constexpr bool stores_sixteen() const {
+    return vectors && row_threads() == 2 && head_dim_qk % 32 == 0;
+  }
+  [[nodiscard]] constexpr int threads() const { return row_threads() * quant_block; }
+  /// Resident CTAs of an SM: what the values leave room for.
   [[nodiscard]] constexpr int blocks_per_sm() const {
-    const int dim = head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v;
-    return dim <= 64 ? 3 : dim <= 128 ? 2 : 1;
+    return largest_head_dim() <= 64 ? 4 : largest_head_dim() <= 128 ? 2 : 1;
   }
 };
 
@@ -43,11 +53,10 @@ constexpr bool exceeds_block(ScaleGroup group) {
   return group == ScaleGroup::tensor || group == ScaleGroup::head;
 }
 
-/// A work item is quant_block rows; four threads share a row.
+/// A work item is quant_block rows. Four threads share a row where no values are kept in registers.
 constexpr int quantize_threads = 4 * quant_block;
 
-/// Channels of a row padded so that four threads divide them: thread t has vectors t, t + 4, ... of 8
-/// channels.
+/// Channels of a row padded so that its threads divide them.
 constexpr int quantize_channels(int head_dim) {
   return (head_dim + 31) / 32 * 32;
 }
@@ -59,13 +68,11 @@ constexpr int arrange_shared_bytes(const QuantizeConfig& c) {
 }
 /// The rows of a pass.
 constexpr int quantize_rows_bytes(const QuantizeConfig& c) {
-  const int dim = c.head_dim_qk > c.head_dim_v ? c.head_dim_qk : c.head_dim_v;
-  return 2 * quant_block * quantize_channels(dim);
+  return 2 * quant_block * quantize_channels(c.largest_head_dim());
 }
 /// K's means that a pass needs: those of as many heads as there are segments of 16 rows.
 constexpr int quantize_mean_bytes(const QuantizeConfig& c) {
-  const int dim = c.head_dim_qk > c.head_dim_v ? c.head_dim_qk : c.head_dim_v;
-  return 4 * quantize_channels(dim) * (c.varlen ? quant_block / 16 : 1);
+  return 4 * quantize_channels(c.largest_head_dim()) * (c.varlen ? quant_block / 16 : 1);
 }
 constexpr int quantize_passes = 4;  ///< buffers of quantizer::Pass (three are in use)
 constexpr int quantize_pass_bytes = 128;

@@ -204,8 +204,8 @@ BlockShape mean_block(const KernelConfig& config) {
   return {.threads = mean_threads(c), .shared_bytes = mean_shared_bytes(c)};
 }
 BlockShape quantize_block(const KernelConfig& config) {
-  return {.threads = quantize_threads,
-          .shared_bytes = quantize_shared_bytes(std::get<QuantizeConfig>(config))};
+  const auto& c = std::get<QuantizeConfig>(config);
+  return {.threads = c.threads(), .shared_bytes = quantize_shared_bytes(c)};
 }
 BlockShape arrange_block(const KernelConfig& config) {
   return {.threads = quantize_threads,

@@ -54,8 +54,10 @@ QuantizeConfig choose_tensor_config(const QuantizeProblem& problem) {
   c.qk_scales = problem.group;
   c.rotate_qk = problem.rotate;
   c.smooth_k = problem.mean.given();
+  const Operand& codes = problem.codes;
   c.vectors = gpu::allows_vectors(problem.x, problem.head_dim) &&
-              gpu::allows_quantized_vectors(problem.codes, problem.head_dim);
+              gpu::allows_quantized_vectors(codes, problem.head_dim);
+  c.vectors = c.vectors && (!c.stores_sixteen() || gpu::allows_vectors(codes, problem.head_dim / 2));
   return c;
 }
 

@@ -98,21 +98,23 @@ TANDEM_DEVICE void arrange_values(const ArrangeParams& p, int number) {
   if (!locate<C>(key_side(p.quantize), number, item)) return;
   const int thread = static_cast<int>(ptx::thread_index());
   const int t = thread % row_threads;
-  const int key = key_of_thread(thread);
+  const int key = key_of_thread<row_threads>(thread);
   const float scale = copy_scale<C.v_scales>(x, p.v_scale, item, key, thread);
   const i64 at = item.begin + static_cast<i64>(item.first + key);
   const u8* const from = static_cast<const u8*>(x.source) + offset_of(x.stride, item, at);
   const Tables table = tables<C>();
 #pragma unroll
   for (int j = 0; j < Row<C.head_dim_v>::vectors; ++j) {
-    put_quantized_v<C>(table, thread, j,
-                       load_quantized<C.pv, C.vectors>(from, (4 * j + t) * 8, C.head_dim_v,
-                                                       item.first + key < item.used, scale < 0.0F));
+    put_quantized_v<C, row_threads>(
+        table, thread, j,
+        load_quantized<C.pv, C.vectors>(from, (4 * j + t) * 8, C.head_dim_v, item.first + key < item.used,
+                                        scale < 0.0F));
   }
   ptx::sync_block();
   u8* const quantized =
       x.quantized + offset_of(x.quantized_stride, item, 0) + static_cast<i64>(item.block) * quant_block;
-  store_transposed<C.head_dim_v, zero_points<C>>(quantized, x.quantized_stride.row, table, thread);
+  store_transposed<C.head_dim_v, row_threads, zero_points<C>>(quantized, x.quantized_stride.row, table,
+                                                              thread);
 }
 
 }  // namespace quantizer

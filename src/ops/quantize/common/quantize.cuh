@@ -36,11 +36,11 @@ TANDEM_DEVICE void store_quantized(const QuantizedTensor& x, u8* row, int col, c
   }
 }
 
-/// The key of a work item whose row of V the thread has. A warp has two words of four keys each, and its
-/// lanes have the keys in the order in which they are stored.
+/// The key of a work item whose row of V the thread has: threads have the keys in the order in which they are
+/// stored.
+template <int threads>
 TANDEM_DEVICE int key_of_thread(int thread) {
-  return thread / warp_size / 2 * 16 +
-         v_key_of(thread / warp_size % 2 * 8 + thread % warp_size / row_threads);
+  return thread / (16 * threads) * 16 + v_key_of(thread / threads % 16);
 }
 
 /// A row of a pass, as one thread has it.
@@ -89,7 +89,8 @@ TANDEM_DEVICE float find_scale(const QuantizeParams& p, const QuantizedTensor& x
   const ThreadRow<C> at = thread_row<C, which>(tables, pass_at);
   const int thread = static_cast<int>(ptx::thread_index_anew());
   const int lane = static_cast<int>(ptx::lane_index_anew());
-  bool stores = at.in_segment(thread / row_threads) == 0 && thread % row_threads == 0;
+  constexpr int threads = C.row_threads();
+  bool stores = at.in_segment(thread / threads) == 0 && thread % threads == 0;
   if constexpr (exceeds_block(group)) {
     const bool one = group == ScaleGroup::tensor;
     const int head = one ? 0 : at.batch() * p.heads_kv + at.head();
@@ -97,10 +98,11 @@ TANDEM_DEVICE float find_scale(const QuantizeParams& p, const QuantizedTensor& x
     m = {ptx::float_of(ptx::load_global(&found.bits)), ptx::load_global(&found.bad) != 0};
     stores = stores && at.first() == 0 && (!one || at.batch() + at.head() == 0);
   } else if constexpr (group == ScaleGroup::row) {
-    m = of_row(m, lane);
-    stores = lane % row_threads == 0 && (x.padded_rows || at.used);
+    m = of_row<threads>(m, lane);
+    stores = lane % threads == 0 && (x.padded_rows || at.used);
   } else {
-    m = of_block<type>(m, tables, thread / warp_size, lane, at.segment_rows() / 8, pass_at);
+    constexpr int rows_of_warp = warp_size / threads;
+    m = of_block<type>(m, tables, thread / warp_size, lane, at.segment_rows() / rows_of_warp, pass_at);
   }
   const bool has_nan = type == OperandType::s8 && group == ScaleGroup::block && x.nan_markers && m.bad;
   if (has_nan) m.bad = false;
@@ -133,14 +135,14 @@ TANDEM_DEVICE bool has_work(const Pass* pass) {
 
 /// The thread's row of a pass. It is computed again wherever it is needed: what is kept during the arithmetic
 /// on a row's values takes registers that they need.
-template <Which which>
+template <QuantizeConfig C, Which which>
 TANDEM_DEVICE int row_of_thread() {
   const int thread = static_cast<int>(ptx::thread_index_anew());
-  return which == Which::v ? key_of_thread(thread) : thread / row_threads;
+  return which == Which::v ? key_of_thread<C.row_threads()>(thread) : thread / C.row_threads();
 }
 template <QuantizeConfig C, Which which>
 TANDEM_DEVICE ThreadRow<C> thread_row(const Tables& table, int pass_at) {
-  return {table.pass(pass_at), row_of_thread<which>()};
+  return {table.pass(pass_at), row_of_thread<C, which>()};
 }
 
 /// Starts copying channel `c` of a head's mean.
@@ -153,6 +155,37 @@ TANDEM_DEVICE void fetch_mean(float* to, const float* mean, int c) {
   }
 }
 
+/// The rows of a pass as `fetch` wants them, without another look at the pass.
+template <QuantizeConfig C>
+class FetchedRows {
+ public:
+  TANDEM_DEVICE FetchedRows(const Pass* pass, const Strides& stride)
+      : source_(ptx::load_shared(&pass->source)), stride_(stride), rows_(ptx::load_shared(&pass->rows)) {
+    if constexpr (C.varlen) {
+      segment_log2_ = ptx::load_shared(&pass->segment_log2);
+      heads_ = ptx::load_shared(&pass->heads);
+    }
+  }
+  /// `row` counts the rows of all segments.
+  [[nodiscard]] TANDEM_DEVICE bool is_used(int row) const {
+    if constexpr (!C.varlen) return row < rows_;
+    return row >> segment_log2_ < heads_ && in_segment(row) < rows_;
+  }
+  [[nodiscard]] TANDEM_DEVICE const u16* at(int row) const {
+    if constexpr (!C.varlen) return source_ + row * stride_.row;
+    return source_ + in_segment(row) * stride_.row + (row >> segment_log2_) * stride_.head;
+  }
+
+ private:
+  [[nodiscard]] TANDEM_DEVICE int in_segment(int row) const { return row & ((1 << segment_log2_) - 1); }
+
+  const u16* source_;
+  const Strides& stride_;
+  int rows_;
+  int segment_log2_ = 0;
+  int heads_ = 1;
+};
+
 /// Starts copying a pass's rows, and the means that it needs.
 template <QuantizeConfig C, Which which>
 TANDEM_DEVICE void fetch(const QuantizeParams& p, const Tables& table, int pass_at) {
@@ -160,21 +193,37 @@ TANDEM_DEVICE void fetch(const QuantizeParams& p, const Tables& table, int pass_
   if (!has_work(pass)) return;
   const int thread = static_cast<int>(ptx::thread_index_anew());
   constexpr int head_dim = which == Which::v ? C.head_dim_v : C.head_dim_qk;
+  constexpr int in_row = row_vectors<head_dim>;
+  constexpr int count = in_row / C.row_threads();
+  const FetchedRows<C> rows(pass, tensor<which>(p).stride);
   // Neighbouring threads copy neighbouring vectors of a row, whichever thread will read them.
+  if constexpr (!C.varlen && C.threads() % in_row == 0) {
+    // The thread's vectors have one place in their rows, which are so many apart.
+    constexpr int step = C.threads() / in_row;
+    static_assert(step % 4 == 0, "vector_at permutes these rows' vectors alike");
+    const int row = thread / in_row, vector = thread % in_row;
+    ptx::Vec4* const to = vector_at<head_dim, C.row_threads()>(table, row, vector, pass_at);
+    const u16* from = rows.at(row);
+    const i64 apart = step * tensor<which>(p).stride.row;
 #pragma unroll
-  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    const int row = (j * quantize_threads + thread) / row_vectors<head_dim>;
-    const int vector = (j * quantize_threads + thread) % row_vectors<head_dim>;
-    const ThreadRow<C> from(pass, row);
-    fetch_vector<C.vectors, head_dim>(vector_at<head_dim>(table, row, vector, pass_at),
-                                      from.source(tensor<which>(p).stride), 8 * vector, from.used);
+    for (int j = 0; j < count; ++j, from += apart) {
+      fetch_vector<C.vectors, head_dim>(to + j * step * in_row, from, 8 * vector,
+                                        rows.is_used(row + j * step));
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < count; ++j) {
+      const int row = (j * C.threads() + thread) / in_row, vector = (j * C.threads() + thread) % in_row;
+      fetch_vector<C.vectors, head_dim>(vector_at<head_dim, C.row_threads()>(table, row, vector, pass_at),
+                                        rows.at(row), 8 * vector, rows.is_used(row));
+    }
   }
   if constexpr (C.smooth_k && which != Which::v) {
     if (!has_mean(pass)) return;
     ptx::wait_for_previous_grid();
     const float* const means = ptx::load_shared(&pass->mean);
     if constexpr (C.varlen) {
-      for (int i = thread; i < ptx::load_shared(&pass->heads) * table.channels; i += quantize_threads) {
+      for (int i = thread; i < ptx::load_shared(&pass->heads) * table.channels; i += C.threads()) {
         const int head = ptx::load_shared(&pass->head) + i / table.channels;
         const int mean_head = which == Which::q ? head / p.group : head;
         fetch_mean<C>(table.mean(pass_at) + i, means + mean_head * p.mean_stride.head, i % table.channels);
@@ -188,10 +237,10 @@ TANDEM_DEVICE void fetch(const QuantizeParams& p, const Tables& table, int pass_
 /// A thread's part of a row of Q or K that `fetch` has copied, ready to be scaled.
 template <QuantizeConfig C, Which which>
 TANDEM_DEVICE void prepare_row(const QuantizeParams& p, const Tables& table, int pass_at,
-                               Row<C.head_dim_qk>& values) {
-  const int t = static_cast<int>(ptx::lane_index_anew()) % row_threads;
+                               Row<C.head_dim_qk, C.row_threads()>& values) {
+  const int t = static_cast<int>(ptx::lane_index_anew()) % C.row_threads();
   const ThreadRow<C> at = thread_row<C, which>(table, pass_at);
-  load_row<C.element>(values, table, row_of_thread<which>(), t, pass_at);
+  load_row<C.element>(values, table, row_of_thread<C, which>(), t, pass_at);
   const float* const mean =
       table.mean(pass_at) + (C.varlen ? min(at.segment, at.heads() - 1) * table.channels : 0);
   if constexpr (C.smooth_k && which == Which::k) {
@@ -207,7 +256,8 @@ TANDEM_DEVICE void prepare_row(const QuantizeParams& p, const Tables& table, int
 template <QuantizeConfig C, Which which>
 TANDEM_DEVICE void quantize_rows(const QuantizeParams& p, const Tables& table, int pass_at) {
   const QuantizedTensor& x = tensor<which>(p);
-  Row<C.head_dim_qk> values;
+  using Values = Row<C.head_dim_qk, C.row_threads()>;
+  Values values;
   prepare_row<C, which>(p, table, pass_at, values);
   const Magnitude m = magnitude_of(values);
   float inverse = find_scale<C, C.qk, C.qk_scales, which>(p, x, table, m, pass_at);
@@ -216,33 +266,51 @@ TANDEM_DEVICE void quantize_rows(const QuantizeParams& p, const Tables& table, i
   bool bad = m.bad;
   // Whether the whole row is bad takes a register less than whether the thread's part of it is.
   if constexpr (C.qk == OperandType::s8) {
-    bad = row_is_bad(bad, static_cast<int>(ptx::lane_index_anew()));
+    bad = row_is_bad<C.row_threads()>(bad, static_cast<int>(ptx::lane_index_anew()));
   }
   const ThreadRow<C> at = thread_row<C, which>(table, pass_at);
   if (!at.used) return;
-  const int t = static_cast<int>(ptx::thread_index_anew()) % row_threads;
+  const int t = static_cast<int>(ptx::thread_index_anew()) % C.row_threads();
   u8* const quantized = at.quantized(x.quantized_stride);
-#pragma unroll
-  for (int j = 0; j < Row<C.head_dim_qk>::vectors; ++j) {
+  const auto eight_at = [&](int j) {
     Quantized8 eight = encode<C.qk>(values.x[j], inverse, bad);
     if (has_nan_markers<C> && j == 0 && bad && x.nan_markers && t == 0) {
       eight.low = (eight.low & ~0xFFU) | nan_marker;
     }
-    store_quantized<C.vectors>(x, quantized, (4 * j + t) * 8, eight);
+    return eight;
+  };
+  if constexpr (C.stores_sixteen()) {
+    auto* const to = reinterpret_cast<ptx::Vec4*>(quantized + Values::channel(0, t));
+#pragma unroll
+    for (int j = 0; j < Values::vectors; j += 2) {
+      const Quantized8 first = eight_at(j), second = eight_at(j + 1);
+      ptx::store_global(to + j, ptx::Vec4{first.low, first.high, second.low, second.high});
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < Values::vectors; ++j) {
+      store_quantized<C.vectors>(x, quantized, Values::channel(j, t), eight_at(j));
+    }
   }
 }
 
 /// The index of a word of channel c in the tile of V, which has 32 words a channel. Words that are written at
-/// the same time are in different banks, and so are words that are read at the same time.
+/// the same time, by threads that are `threads` a row, are in different banks, and so are words that are read
+/// at the same time.
+template <int threads>
 TANDEM_DEVICE int swizzled_word(int c, int word) {
-  return c * 32 + (word ^ 2 * ((c & 3) | (c >> 1 & 12)));
+  const int by_channel = threads == 4 ? 2 * ((c & 3) | (c >> 1 & 12)) : 4 * ((c & 3) | (c >> 2 & 4));
+  return c * 32 + (word ^ by_channel);
 }
 
-/// The 4 x 4 bytes of four threads whose lanes differ in bits 2 and 3: byte n of thread a becomes byte a of
-/// thread n.
+/// The 4 x 4 bytes of four threads whose lanes differ in the bits of `distance` and twice that: byte n of
+/// thread a becomes byte a of thread n.
+template <int distance>
 TANDEM_DEVICE u32 transpose_bytes(u32 word, int lane) {
-  word = ptx::permute_bytes(word, ptx::shuffle_xor(word, 4), (lane & 4) != 0 ? 0x3715U : 0x6240U);
-  return ptx::permute_bytes(word, ptx::shuffle_xor(word, 8), (lane & 8) != 0 ? 0x3276U : 0x5410U);
+  const u32 other = ptx::shuffle_xor(word, distance);
+  word = ptx::permute_bytes(word, other, (lane & distance) != 0 ? 0x3715U : 0x6240U);
+  const u32 across = ptx::shuffle_xor(word, 2 * distance);
+  return ptx::permute_bytes(word, across, (lane & 2 * distance) != 0 ? 0x3276U : 0x5410U);
 }
 
 /// What four of V's values are combined with (exclusive or) to add the zero point 128.
@@ -251,36 +319,36 @@ constexpr u32 zero_points = takes_zero_point(C.pv, C.v_scales == ScaleGroup::row
                                 ? four_zero_points
                                 : 0;
 
-/// Puts channels (4 j + t) * 8 to + 7 of the thread's row into the tile. All lanes of a warp call.
-TANDEM_DEVICE void put_transposed(const Tables& table, int thread, int j, const Quantized8& quantized) {
-  const int lane = thread % warp_size;
-  const int c = (4 * j + lane % row_threads) * 8 + lane / row_threads % 4;
-  const int word = thread / warp_size * 2 + lane / 16;
-  ptx::store_shared(table.tile + swizzled_word(c, word), transpose_bytes(quantized.low, lane));
-  ptx::store_shared(table.tile + swizzled_word(c + 4, word), transpose_bytes(quantized.high, lane));
-}
-template <QuantizeConfig C>
+/// Puts vector j of the thread's row, which `threads` share, into the tile. All lanes of a warp call.
+template <QuantizeConfig C, int threads>
 TANDEM_DEVICE void put_quantized_v(const Tables& table, int thread, int j, const Quantized8& quantized) {
-  put_transposed(table, thread, j, {quantized.low ^ zero_points<C>, quantized.high ^ zero_points<C>});
+  using Values = Row<C.head_dim_v, threads>;
+  const int first = Values::channel(0, thread % threads) + thread / threads % 4;
+  // Of a channel's bits the swizzle takes none that depends on the vector.
+  u32* const to = table.tile + swizzled_word<threads>(first, thread / (4 * threads));
+  ptx::store_shared(to + Values::channel(j, 0) * 32,
+                    transpose_bytes<threads>(quantized.low ^ zero_points<C>, thread));
+  ptx::store_shared(to + (Values::channel(j, 0) + 4) * 32,
+                    transpose_bytes<threads>(quantized.high ^ zero_points<C>, thread));
 }
 
 /// Writes the complete tile, channel by channel: `own` chunks of 16 rows from chunk `first` of the tile on,
 /// and then `zeros` up to chunk `end`.
-template <int head_dim, u32 zeros>
+template <int head_dim, int threads, u32 zeros>
 TANDEM_DEVICE void store_transposed(u8* quantized, i64 channel_stride, const Tables& table, int thread,
                                     int first = 0, int own = quant_block / 16, int end = quant_block / 16) {
   constexpr int chunks = quant_block / 16;
   constexpr int all = head_dim * chunks;
 #pragma unroll
-  for (int begin = 0; begin < all; begin += quantize_threads) {
+  for (int begin = 0; begin < all; begin += threads * quant_block) {
     const int i = begin + thread;
-    if (begin + quantize_threads > all && i >= all) break;
+    if (begin + threads * quant_block > all && i >= all) break;
     const int c = i / chunks;
     const int chunk = i % chunks;
     if (chunk >= end) break;
     ptx::Vec4 v{zeros, zeros, zeros, zeros};
     if (chunk < own) {
-      const int word = swizzled_word(c, 4 * (first + chunk));
+      const int word = swizzled_word<threads>(c, 4 * (first + chunk));
       v = ptx::load_shared(reinterpret_cast<const ptx::Vec4*>(table.tile + (word & ~3)));
       if ((word & 2) != 0) v = {v.z, v.w, v.x, v.y};
     }
@@ -292,15 +360,16 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const Tables& table,
   constexpr int head_dim = C.head_dim_v;
   const QuantizedTensor& x = p.v;
   const int thread = static_cast<int>(ptx::thread_index_anew());
-  const int t = thread % row_threads;
-  Row<head_dim> values;
-  load_row<C.element>(values, table, row_of_thread<Which::v>(), t, pass_at);
+  constexpr int threads = C.row_threads();
+  const int t = thread % threads;
+  Row<head_dim, threads> values;
+  load_row<C.element>(values, table, row_of_thread<C, Which::v>(), t, pass_at);
   if constexpr (C.rotate_v) rotate(values, t);
   const Magnitude m = magnitude_of(values);
   const float inverse = find_scale<C, C.pv, C.v_scales, Which::v>(p, x, table, m, pass_at);
 #pragma unroll
-  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    put_quantized_v<C>(table, thread, j, encode<C.pv>(values.x[j], inverse, m.bad));
+  for (int j = 0; j < values.vectors; ++j) {
+    put_quantized_v<C, threads>(table, thread, j, encode<C.pv>(values.x[j], inverse, m.bad));
   }
   ptx::sync_block();
   u8* const quantized = ptx::load_shared(&table.pass(pass_at)->quantized);
@@ -308,11 +377,11 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const Tables& table,
     const ThreadRow<C> at = thread_row<C, Which::v>(table, pass_at);
     const int own = at.segment_rows() / 16;
     for (int head = 0; head < at.heads(); ++head) {
-      store_transposed<C.head_dim_v, zero_points<C>>(quantized + head * x.quantized_stride.head,
-                                                     x.quantized_stride.row, table, thread, head * own, own);
+      store_transposed<head_dim, threads, zero_points<C>>(
+          quantized + head * x.quantized_stride.head, x.quantized_stride.row, table, thread, head * own, own);
     }
   } else {
-    store_transposed<C.head_dim_v, zero_points<C>>(quantized, x.quantized_stride.row, table, thread);
+    store_transposed<head_dim, threads, zero_points<C>>(quantized, x.quantized_stride.row, table, thread);
   }
 }
 
@@ -323,7 +392,7 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const Tables& table,
 /// it at the beginning starts it no earlier, since the CTAs fill the device, and made calls at head dimension
 /// 256 10 us longer.)
 template <QuantizeConfig C>
-TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
+TANDEM_KERNEL __launch_bounds__(C.threads(), C.blocks_per_sm())
     quantize(const __grid_constant__ QuantizeParams p) {
   using quantizer::Which;
   const quantizer::Tables table = quantizer::tables<C>();
@@ -367,7 +436,7 @@ TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
 
 /// The largest magnitudes of K's groups that are larger than a block.
 template <QuantizeConfig C>
-TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
+TANDEM_KERNEL __launch_bounds__(C.threads(), C.blocks_per_sm())
     largest_of_groups(const __grid_constant__ QuantizeParams p) {
   const quantizer::Tables table = quantizer::tables<C>();
   if (ptx::thread_index() < warp_size) {
@@ -378,13 +447,13 @@ TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
   quantizer::fetch<C, quantizer::Which::k>(p, table, 0);
   ptx::wait_for_copies();
   ptx::sync_block();
-  quantizer::Row<C.head_dim_qk> values;
+  quantizer::Row<C.head_dim_qk, C.row_threads()> values;
   quantizer::prepare_row<C, quantizer::Which::k>(p, table, 0, values);
   const quantizer::ThreadRow<C> at = quantizer::thread_row<C, quantizer::Which::k>(table, 0);
   const int thread = static_cast<int>(ptx::thread_index_anew());
   const quantizer::Magnitude m =
       quantizer::of_block<OperandType::s8>(quantizer::magnitude_of(values), table, thread / warp_size,
-                                           thread % warp_size, quantize_threads / warp_size, 0);
+                                           thread % warp_size, C.threads() / warp_size, 0);
   if (thread != 0) return;
   GroupLargest* const group =
       p.largest + (C.qk_scales == ScaleGroup::tensor ? 0 : at.batch() * p.heads_kv + at.head());

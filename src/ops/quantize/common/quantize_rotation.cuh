@@ -1,8 +1,8 @@
-// The rotation of rows, each of which four threads share: signs, then a Hadamard matrix.
+// The rotation of rows, each of which two or four threads share: signs, then a Hadamard matrix.
 //
-// The first three levels of the matrix are between values of one thread, two are between threads, and the
-// others again between values of one thread: 2 shuffles a value whatever the head dimension. The levels come
-// in the CPU's order, so that results equal the CPU's bit by bit.
+// The first levels of the matrix are between neighbours of one thread, one or two are between threads, and
+// the others again between values of one thread: 1 or 2 shuffles a value whatever the head dimension. The
+// levels come in the CPU's order, so that results equal the CPU's bit by bit.
 #pragma once
 
 #include "ops/quantize/common/quantize_rows.cuh"
@@ -46,11 +46,10 @@ constexpr bool in_one_block(int c, int other, int head_dim) {
   return other < begin + rotation_block(begin, head_dim);
 }
 
-/// The last vectors of a row whose head dimension is not a multiple of 32: blocks of at most 16 channels.
-template <int head_dim>
-TANDEM_DEVICE void rotate_rest(float (&x)[8], int t) {
-  constexpr int rest = head_dim % 32;
-  const int col = 8 * t;
+/// The levels between eight of the last `rest` channels of a row, from `col` of them on, which is a multiple
+/// of 8.
+template <int rest>
+TANDEM_DEVICE void butterflies_of_rest(float (&x)[8], int col) {
 #pragma unroll
   for (int half = 1; half < 8; half *= 2) {
 #pragma unroll
@@ -61,13 +60,15 @@ TANDEM_DEVICE void rotate_rest(float (&x)[8], int t) {
       if (pair) butterfly(x[i], x[i + half]);
     }
   }
-  const bool sixteen = rest >= 16 && t < 2;
+}
+
+/// The factors of the same eight, of which a block of 16 may be the first.
+template <int rest>
+TANDEM_DEVICE void scale_rest(float (&x)[8], int col) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float across = butterfly_across(x[i], 1, (t & 1) != 0 ? -1.0F : 1.0F);
     float factor = rotation_factor(8);
-    if (sixteen) {
-      x[i] = across;
+    if (rest >= 16 && col < 16) {
       factor = rotation_factor(16);
     } else if (col + 8 > rest) {
       factor = 1.0F;
@@ -82,17 +83,42 @@ TANDEM_DEVICE void rotate_rest(float (&x)[8], int t) {
   }
 }
 
+/// The last vectors of a row whose head dimension is not a multiple of 32: blocks of at most 16 channels.
+template <int head_dim, int threads>
+TANDEM_DEVICE void rotate_rest(Row<head_dim, threads>& row, int t) {
+  constexpr int rest = head_dim % 32;
+  constexpr int first = Row<head_dim, threads>::whole;
+  butterflies_of_rest<rest>(row.x[first], t * row.unit);
+  if constexpr (threads == 2) {
+    butterflies_of_rest<rest>(row.x[first + 1], t * row.unit + 8);
+    if (rest >= 16 && t == 0) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) butterfly(row.x[first][i], row.x[first + 1][i]);
+    }
+    scale_rest<rest>(row.x[first + 1], t * row.unit + 8);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float across = butterfly_across(row.x[first][i], 1, (t & 1) != 0 ? -1.0F : 1.0F);
+      if (rest >= 16 && t < 2) row.x[first][i] = across;
+    }
+  }
+  scale_rest<rest>(row.x[first], t * row.unit);
+}
+
 /// The levels between groups of 32 channels, and the factor. A block of the rotation has a power of two of
 /// such groups, the largest block first: the bits of the number of groups.
-template <int head_dim, int groups = 8>
-TANDEM_DEVICE void rotate_groups(Row<head_dim>& row) {
-  constexpr int whole = Row<head_dim>::whole;
-  if constexpr ((whole & groups) != 0) {
-    constexpr int first = whole / (2 * groups) * (2 * groups);
+template <int groups = 8, int head_dim, int threads>
+TANDEM_DEVICE void rotate_groups(Row<head_dim, threads>& row) {
+  constexpr int all = head_dim / 32;
+  if constexpr ((all & groups) != 0) {
+    constexpr int of_group = unit_of(threads) / 8;  // vectors
+    constexpr int first = all / (2 * groups) * (2 * groups) * of_group;
+    constexpr int vectors = groups * of_group;
 #pragma unroll
-    for (int half = 1; half < groups; half *= 2) {
+    for (int half = of_group; half < vectors; half *= 2) {
 #pragma unroll
-      for (int j = 0; j < groups; ++j) {
+      for (int j = 0; j < vectors; ++j) {
         if ((j & half) != 0) continue;
 #pragma unroll
         for (int i = 0; i < 8; ++i) butterfly(row.x[first + j][i], row.x[first + j + half][i]);
@@ -100,39 +126,42 @@ TANDEM_DEVICE void rotate_groups(Row<head_dim>& row) {
     }
     constexpr float factor = rotation_factor(32 * groups);
 #pragma unroll
-    for (int j = 0; j < groups; ++j) {
+    for (int j = 0; j < vectors; ++j) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) row.x[first + j][i] *= factor;
     }
   }
-  if constexpr (groups > 1) rotate_groups<head_dim, groups / 2>(row);
+  if constexpr (groups > 1) rotate_groups<groups / 2>(row);
 }
 
 /// Which of a thread's channels the rotation negates: bit k of word w is for value k of its vectors from 4 w
 /// on.
-template <int head_dim>
+template <int head_dim, int threads>
 struct SignBits {
-  u32 words[(head_dim + 127) / 128][row_threads];
+  u32 words[(Row<head_dim, threads>::vectors + 3) / 4][threads];
 
   constexpr SignBits() : words{} {
-    for (int c = 0; c < head_dim; ++c) {
-      const int vector = c / 8 / row_threads;
-      const u32 bit = 1U << (vector % 4 * 8 + c % 8);
-      if (rotation_sign(c) < 0.0F) words[vector / 4][c / 8 % row_threads] |= bit;
+    for (int i = 0; i < Row<head_dim, threads>::vectors * threads * 8; ++i) {
+      const int vector = i / 8 / threads, t = i / 8 % threads;
+      const int c = Row<head_dim, threads>::channel(vector, t) + i % 8;
+      const u32 bit = 1U << (vector % 4 * 8 + i % 8);
+      if (c < head_dim && rotation_sign(c) < 0.0F) words[vector / 4][t] |= bit;
     }
   }
 };
 
-/// Negates what the rotation negates: constants, of which three selections find the thread's.
-template <int head_dim>
-TANDEM_DEVICE void apply_signs(Row<head_dim>& row, int t) {
-  constexpr SignBits<head_dim> signs;
+/// Negates what the rotation negates: constants, of which a selection or three find the thread's.
+template <int head_dim, int threads>
+TANDEM_DEVICE void apply_signs(Row<head_dim, threads>& row, int t) {
+  constexpr SignBits<head_dim, threads> signs;
 #pragma unroll
-  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    const u32(&of)[row_threads] = signs.words[j / 4];
-    const u32 low = (t & 1) != 0 ? of[1] : of[0];
-    const u32 high = (t & 1) != 0 ? of[3] : of[2];
-    const u32 bits = (t & 2) != 0 ? high : low;
+  for (int j = 0; j < row.vectors; ++j) {
+    const u32(&of)[threads] = signs.words[j / 4];
+    u32 bits = (t & 1) != 0 ? of[1] : of[0];
+    if constexpr (threads == 4) {
+      const u32 high = (t & 1) != 0 ? of[3] : of[2];
+      if ((t & 2) != 0) bits = high;
+    }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const u32 sign = bits << (31 - j % 4 * 8 - i) & 0x80000000U;
@@ -142,24 +171,33 @@ TANDEM_DEVICE void apply_signs(Row<head_dim>& row, int t) {
 }
 
 /// Multiplies by Hadamard blocks, divided by the square roots of their sizes.
-template <int head_dim>
-TANDEM_DEVICE void multiply_by_hadamard(Row<head_dim>& row, int t) {
-  constexpr int whole = Row<head_dim>::whole;
+template <int head_dim, int threads>
+TANDEM_DEVICE void multiply_by_hadamard(Row<head_dim, threads>& row, int t) {
 #pragma unroll
-  for (int j = 0; j < whole; ++j) {
-    butterflies(row.x[j]);
+  for (int j = 0; j < row.whole; ++j) butterflies(row.x[j]);
+  if constexpr (threads == 2) {
+#pragma unroll
+    for (int j = 0; j < row.whole; j += 2) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) butterfly(row.x[j][i], row.x[j + 1][i]);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < row.whole; ++j) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       row.x[j][i] = butterfly_across(row.x[j][i], 1, (t & 1) != 0 ? -1.0F : 1.0F);
-      row.x[j][i] = butterfly_across(row.x[j][i], 2, (t & 2) != 0 ? -1.0F : 1.0F);
+      if constexpr (threads == 4) {
+        row.x[j][i] = butterfly_across(row.x[j][i], 2, (t & 2) != 0 ? -1.0F : 1.0F);
+      }
     }
   }
-  rotate_groups<head_dim>(row);
-  if constexpr (head_dim % 32 != 0) rotate_rest<head_dim>(row.x[whole], t);
+  rotate_groups(row);
+  if constexpr (head_dim % 32 != 0) rotate_rest(row, t);
 }
 
-template <int head_dim>
-TANDEM_DEVICE void rotate(Row<head_dim>& row, int t) {
+template <int head_dim, int threads>
+TANDEM_DEVICE void rotate(Row<head_dim, threads>& row, int t) {
   apply_signs(row, t);
   multiply_by_hadamard(row, t);
 }

@@ -1,7 +1,7 @@
 // Quantises rows of a head: loads, scales, and rounding to 8 bits.
 //
-// Four threads share a row. Thread t of the four has vectors t, t + 4, t + 8, ... of the row's vectors of 8
-// channels.
+// Two or four threads share a row. Of every 32 channels each has as many neighbours: eight of four threads,
+// or sixteen of two, in vectors of eight.
 #pragma once
 
 #include "ops/quantize/common/quantize_items.cuh"
@@ -13,14 +13,18 @@
 
 namespace tandem::quantizer {
 
-constexpr int row_threads = 4;
+constexpr int row_threads = 4;  ///< unless a Row has others
+/// Channels of 32 that one of `threads` threads has.
+constexpr int unit_of(int threads) {
+  return 32 / threads;
+}
 constexpr float largest_float = 3.4028235e38F;
 /// A group whose largest magnitude is smaller counts as zeros: the inverse of its scale might overflow.
 constexpr float smallest_largest = 0x1p-100F;
 
 /// The CTA's arrays in shared memory. What one pass reads while the next may already write has two buffers.
 struct Tables {
-  ptx::Vec4* rows;  ///< [2] passes: vector j of thread i at j * quantize_threads + i
+  ptx::Vec4* rows;  ///< [2] passes
   int pass_vectors;
   float* means;  ///< [2][heads of a pass][channels]
   int mean_size;
@@ -45,7 +49,7 @@ struct Tables {
 template <QuantizeConfig C>
 TANDEM_DEVICE Tables tables() {
   static_assert(sizeof(Pass) <= quantize_pass_bytes);
-  constexpr int channels = quantize_channels(C.head_dim_qk > C.head_dim_v ? C.head_dim_qk : C.head_dim_v);
+  constexpr int channels = quantize_channels(C.largest_head_dim());
   constexpr int warps = quantize_threads / warp_size;
   auto* const base = reinterpret_cast<float*>(ptx::dynamic_shared());
   auto* const maxima = base;
@@ -62,13 +66,19 @@ TANDEM_DEVICE Tables tables() {
           .passes = passes};
 }
 
-/// A thread's values of one row.
-template <int head_dim>
+/// One thread's values of a row that `threads` share.
+template <int head_dim, int threads = row_threads>
 struct Row {
-  static constexpr int vectors = (head_dim + 31) / 32;
-  /// Vectors that are complete for all four threads.
-  static constexpr int whole = head_dim / 32;
+  static constexpr int unit = unit_of(threads);
+  static constexpr int vectors = (head_dim + 31) / 32 * (unit / 8);
+  /// Vectors of 32 channels that are complete.
+  static constexpr int whole = head_dim / 32 * (unit / 8);
   float x[vectors][8];
+
+  /// The first channel of vector `j` of thread `t`.
+  static constexpr TANDEM_DEVICE int channel(int j, int t) {
+    return j / (unit / 8) * 32 + t * unit + j % (unit / 8) * 8;
+  }
 };
 
 /// Eight elements of a row from `col` on. Those past its end, and those of rows that are not in use, are 0.
@@ -83,33 +93,38 @@ TANDEM_DEVICE ptx::Vec4 load_elements(const u16* row, int col, int head_dim, boo
 
 /// Vectors of 8 channels of a row in shared memory.
 template <int head_dim>
-constexpr int row_vectors = row_threads* Row<head_dim>::vectors;
+constexpr int row_vectors = (head_dim + 31) / 32 * 4;
 
-/// The address of vector `vector` of a row. In every second row vectors are shifted by four, so that the
-/// eight lanes that read at the same time, which have two rows, use different banks.
-template <int head_dim>
+/// The address of vector `vector` of a row. Vectors of neighbouring rows are permuted, so that the eight
+/// lanes that read at the same time, which have two rows or four, use different banks.
+template <int head_dim, int threads>
 TANDEM_DEVICE ptx::Vec4* vector_at(const Tables& tables, int row, int vector, int pass_at) {
   constexpr int all = row_vectors<head_dim>;
-  const int moved = all % 8 == 0 ? vector ^ (row & 1) << 2 : vector;
+  const int by_row = threads == 4 ? (row & 1) << 2 : (row & 1) | (row & 2) << 1;
+  const int moved = all % 8 == 0 ? vector ^ by_row : vector;
   return tables.rows + Tables::buffer_of(pass_at) * tables.pass_vectors + row * all + moved;
 }
 
 /// Starts copying a vector of a row to shared memory.
 template <bool vectors, int head_dim>
 TANDEM_DEVICE void fetch_vector(ptx::Vec4* to, const u16* row, int col, bool used) {
-  if (vectors && used && col < head_dim) {
-    ptx::copy_async(to, reinterpret_cast<const ptx::Vec4*>(row + col));
+  if constexpr (vectors) {
+    const bool exists = used && (head_dim % 32 == 0 || col < head_dim);
+    ptx::copy_async_or_zero(to, reinterpret_cast<const ptx::Vec4*>(row + col), exists);
   } else {
-    ptx::store_shared(to, load_elements(row, col, head_dim, !vectors && used));
+    ptx::store_shared(to, load_elements(row, col, head_dim, used));
   }
 }
 
 /// Reads a thread's part of a row from shared memory.
-template <Element element, int head_dim>
-TANDEM_DEVICE void load_row(Row<head_dim>& row, const Tables& tables, int row_of_pass, int t, int pass_at) {
+template <Element element, int head_dim, int threads>
+TANDEM_DEVICE void load_row(Row<head_dim, threads>& row, const Tables& tables, int row_of_pass, int t,
+                            int pass_at) {
+  using Values = Row<head_dim, threads>;
 #pragma unroll
-  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    const ptx::Vec4 v = ptx::load_shared(vector_at<head_dim>(tables, row_of_pass, 4 * j + t, pass_at));
+  for (int j = 0; j < Values::vectors; ++j) {
+    const int vector = Values::channel(j, t) / 8;
+    const ptx::Vec4 v = ptx::load_shared(vector_at<head_dim, threads>(tables, row_of_pass, vector, pass_at));
     const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -133,30 +148,31 @@ TANDEM_DEVICE void load_table(float (&values)[8], const float* table, int col) {
   values[7] = high.w;
 }
 
-template <int head_dim>
-TANDEM_DEVICE void subtract(Row<head_dim>& row, const float* mean, int t) {
+template <int head_dim, int threads>
+TANDEM_DEVICE void subtract(Row<head_dim, threads>& row, const float* mean, int t) {
 #pragma unroll
-  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+  for (int j = 0; j < row.vectors; ++j) {
     float m[8];
-    load_table(m, mean, (4 * j + t) * 8);
+    load_table(m, mean, row.channel(j, t));
 #pragma unroll
     for (int i = 0; i < 8; ++i) row.x[j][i] -= m[i];
   }
 }
 
-/// The row's dot product with a table; all four threads get it.
-template <int head_dim>
-TANDEM_DEVICE float dot(const Row<head_dim>& row, const float* table, int t) {
+/// The row's dot product with a table; all its threads get it.
+template <int head_dim, int threads>
+TANDEM_DEVICE float dot(const Row<head_dim, threads>& row, const float* table, int t) {
   float sum = 0.0F;
 #pragma unroll
-  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+  for (int j = 0; j < row.vectors; ++j) {
     float m[8];
-    load_table(m, table, (4 * j + t) * 8);
+    load_table(m, table, row.channel(j, t));
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum = ptx::fma(row.x[j][i], m[i], sum);
   }
-  sum += ptx::shuffle_xor(sum, 1);
-  return sum + ptx::shuffle_xor(sum, 2);
+#pragma unroll
+  for (int distance = 1; distance < threads; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
+  return sum;
 }
 
 constexpr float limit_of(OperandType type) {
@@ -169,18 +185,18 @@ struct Magnitude {
   bool bad;
 };
 
-template <int head_dim>
-TANDEM_DEVICE Magnitude magnitude_of(const Row<head_dim>& row) {
+template <int head_dim, int threads>
+TANDEM_DEVICE Magnitude magnitude_of(const Row<head_dim, threads>& row) {
   float largest = 0.0F;
 #pragma unroll
-  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+  for (int j = 0; j < row.vectors; ++j) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) largest = ptx::max_magnitude(largest, row.x[j][i]);
   }
   if (largest <= largest_float) return {largest, false};
   largest = 0.0F;
 #pragma unroll
-  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+  for (int j = 0; j < row.vectors; ++j) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float size = ptx::max_magnitude(0.0F, row.x[j][i]);
@@ -190,29 +206,35 @@ TANDEM_DEVICE Magnitude magnitude_of(const Row<head_dim>& row) {
   return {largest, true};
 }
 
-/// Whether one of the row's four threads has a value that is not finite.
+/// Whether one of the row's threads has a value that is not finite.
+template <int threads>
 TANDEM_DEVICE bool row_is_bad(bool bad, int lane) {
-  return (ptx::ballot(bad) >> (lane / row_threads * row_threads) & 0xFU) != 0;
+  constexpr u32 all = (1U << threads) - 1;
+  return (ptx::ballot(bad) >> (lane / threads * threads) & all) != 0;
 }
 
-/// The magnitude of the whole row, from those of its four threads.
+/// The magnitude of the whole row, from those of its threads.
+template <int threads>
 TANDEM_DEVICE Magnitude of_row(Magnitude m, int lane) {
-  m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, 1));
-  m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, 2));
-  m.bad = row_is_bad(m.bad, lane);
+#pragma unroll
+  for (int distance = 1; distance < threads; distance *= 2) {
+    m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, distance));
+  }
+  m.bad = row_is_bad<threads>(m.bad, lane);
   return m;
+}
+
+/// The largest over a warp of numbers that are not negative: their bits are in the numbers' order.
+TANDEM_DEVICE float largest_of_warp(float x) {
+  return ptx::float_of(ptx::reduce_max(ptx::bits_of(x)));
 }
 
 /// The magnitude of a head's rows, which `warps_of_head` neighbouring warps (a power of two) have.
 template <OperandType type>
 TANDEM_DEVICE Magnitude of_block(Magnitude m, const Tables& tables, int warp, int lane, int warps_of_head,
                                  int pass_at) {
-  constexpr int warps = quantize_threads / warp_size;
-  const int buffer = Tables::buffer_of(pass_at) * warps;
-#pragma unroll
-  for (int distance = 1; distance < warp_size; distance *= 2) {
-    m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, distance));
-  }
+  const int buffer = Tables::buffer_of(pass_at) * (quantize_threads / warp_size);
+  m.largest = largest_of_warp(m.largest);
   const u32 bad = ptx::ballot(m.bad);
   if (lane == 0) {
     ptx::store_shared(tables.warp_largest + buffer + warp, m.largest);
@@ -220,11 +242,7 @@ TANDEM_DEVICE Magnitude of_block(Magnitude m, const Tables& tables, int warp, in
   }
   ptx::sync_block();
   const int other = buffer + (warp & -warps_of_head) + (lane & (warps_of_head - 1));
-  m.largest = ptx::load_shared(tables.warp_largest + other);
-#pragma unroll
-  for (int distance = 1; distance < warps; distance *= 2) {
-    m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, distance));
-  }
+  m.largest = largest_of_warp(ptx::load_shared(tables.warp_largest + other));
   m.bad = false;
   if (type == OperandType::s8) {
     m.bad = ptx::ballot(ptx::load_shared(tables.warp_bad + other) != 0) != 0;
