@@ -74,7 +74,8 @@ constexpr int quantize_rows_bytes(const QuantizeConfig& c) {
 constexpr int quantize_mean_bytes(const QuantizeConfig& c) {
   return 4 * quantize_channels(c.largest_head_dim()) * (c.varlen ? quant_block / 16 : 1);
 }
-constexpr int quantize_passes = 4;  ///< buffers of quantizer::Pass (three are in use)
+constexpr int quantize_passes = 8;  ///< buffers of quantizer::Pass
+constexpr int passes_at_once = 4;   ///< that are found together, while the four before them are in use
 constexpr int quantize_pass_bytes = 128;
 /// Dynamic shared memory of the quantiser: in addition, rows and means of two passes.
 constexpr int quantize_shared_bytes(const QuantizeConfig& c) {

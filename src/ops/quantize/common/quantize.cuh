@@ -387,10 +387,42 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const Tables& table,
 
 }  // namespace quantizer
 
+namespace quantizer {
+
+/// Finds the first passes. One warp calls.
+template <QuantizeConfig C>
+TANDEM_DEVICE void find_first_passes(const QuantizeParams& p, const Tables& table) {
+  const int number = static_cast<int>(ptx::block_index());
+  if constexpr (C.varlen) {
+    prepare_pass<C>(p, number, 0, table.pass(0));
+    prepare_next_pass<C>(p, table.pass(0), table.pass(Tables::after(0)));
+  } else {
+    prepare_passes<C>(p, number, table.passes);
+  }
+}
+
+/// Finds the pass after the next, at every pass or at one of passes_at_once for as many. One warp calls.
+template <QuantizeConfig C>
+TANDEM_DEVICE void find_later_passes(const QuantizeParams& p, const Tables& table, int pass_at) {
+  if constexpr (C.varlen) {
+    const int next = Tables::after(pass_at);
+    prepare_next_pass<C>(p, table.pass(next), table.pass(Tables::after(next)));
+  } else {
+    constexpr int together = passes_at_once * quantize_pass_bytes;
+    static_assert(2 * passes_at_once == quantize_passes);
+    if (pass_at % together != 0) return;
+    const int number = ptx::load_shared(&table.pass(pass_at)->number);
+    prepare_passes<C>(p, number + passes_at_once * static_cast<int>(ptx::grid_size()),
+                      table.passes + (pass_at ^ together));
+  }
+}
+
+}  // namespace quantizer
+
 /// Each CTA takes every grid_size()-th work item. While it computes a pass, the rows of the next pass are
-/// being copied, and the pass after that is being found. The next grid may start where CTAs end. (Announcing
-/// it at the beginning starts it no earlier, since the CTAs fill the device, and made calls at head dimension
-/// 256 10 us longer.)
+/// being copied, and later passes are being found. The next grid may start where CTAs end. (Announcing it at
+/// the beginning starts it no earlier, since the CTAs fill the device, and made calls at head dimension 256 10
+/// us longer.)
 template <QuantizeConfig C>
 TANDEM_KERNEL __launch_bounds__(C.threads(), C.blocks_per_sm())
     quantize(const __grid_constant__ QuantizeParams p) {
@@ -398,10 +430,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), C.blocks_per_sm())
   const quantizer::Tables table = quantizer::tables<C>();
   const int items = p.items_k + p.items_v + p.items_q;
   const auto first_warp = [] { return ptx::thread_index_anew() < warp_size; };
-  if (first_warp()) {
-    quantizer::prepare_pass<C>(p, static_cast<int>(ptx::block_index()), 0, table.pass(0));
-    quantizer::prepare_next_pass<C>(p, table.pass(0), table.pass(quantizer::Tables::after(0)));
-  }
+  if (first_warp()) quantizer::find_first_passes<C>(p, table);
   ptx::sync_block();
   const auto item_of = [&](int pass_at) {
     return ptx::warp_uniform(ptx::load_shared(&table.pass(pass_at)->number));
@@ -416,11 +445,8 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), C.blocks_per_sm())
   for (int pass_at = 0; item_of(pass_at) < items; pass_at = quantizer::Tables::after(pass_at)) {
     ptx::wait_for_copies();
     ptx::sync_block();  // the mean is there, and so is the next pass; the last one's buffers are free
-    const int next = quantizer::Tables::after(pass_at);
-    fetch(next);
-    if (first_warp()) {
-      quantizer::prepare_next_pass<C>(p, table.pass(next), table.pass(quantizer::Tables::after(next)));
-    }
+    fetch(quantizer::Tables::after(pass_at));
+    if (first_warp()) quantizer::find_later_passes<C>(p, table, pass_at);
     if (!quantizer::has_work(table.pass(pass_at))) continue;
     with_pass(pass_at, [&](auto tag) {
       constexpr Which which = decltype(tag)::which;

@@ -188,6 +188,19 @@ TANDEM_DEVICE void prepare_pass(const QuantizeParams& p, int number, int done, P
   ptx::sync_warp();
 }
 
+/// Finds passes_at_once passes, each over a whole work item, `number` and every grid_size()-th after it. Lanes
+/// find one each, and write it to `passes`. One warp calls.
+template <QuantizeConfig C>
+TANDEM_DEVICE void prepare_passes(const QuantizeParams& p, int number, char* passes) {
+  static_assert(!C.varlen);
+  const int lane = static_cast<int>(ptx::lane_index_anew());
+  if (lane >= passes_at_once) return;
+  Pass pass{};
+  pass.number = number + lane * static_cast<int>(ptx::grid_size());
+  with_item<C>(p, pass.number, [&](auto tag, int n) { find_pass<C, decltype(tag)::which>(p, n, 0, pass); });
+  ptx::store_shared(reinterpret_cast<Pass*>(passes + lane * quantize_pass_bytes), pass);
+}
+
 /// Prepares the pass after `before`: over the remaining heads of its work item, or over the next item.
 template <QuantizeConfig C>
 TANDEM_DEVICE void prepare_next_pass(const QuantizeParams& p, const Pass* before, Pass* to) {

@@ -159,17 +159,18 @@ TANDEM_DEVICE void subtract(Row<head_dim, threads>& row, const float* mean, int 
   }
 }
 
-/// The row's dot product with a table; all its threads get it.
+/// The row's dot product with a table; all its threads get it. Four sums do not wait for each other.
 template <int head_dim, int threads>
 TANDEM_DEVICE float dot(const Row<head_dim, threads>& row, const float* table, int t) {
-  float sum = 0.0F;
+  float sums[4] = {};
 #pragma unroll
   for (int j = 0; j < row.vectors; ++j) {
     float m[8];
     load_table(m, table, row.channel(j, t));
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sum = ptx::fma(row.x[j][i], m[i], sum);
+    for (int i = 0; i < 8; ++i) sums[i % 4] = ptx::fma(row.x[j][i], m[i], sums[i % 4]);
   }
+  float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
 #pragma unroll
   for (int distance = 1; distance < threads; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
   return sum;
@@ -187,12 +188,14 @@ struct Magnitude {
 
 template <int head_dim, int threads>
 TANDEM_DEVICE Magnitude magnitude_of(const Row<head_dim, threads>& row) {
-  float largest = 0.0F;
+  float of_four[4] = {};  // which do not wait for each other
 #pragma unroll
   for (int j = 0; j < row.vectors; ++j) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) largest = ptx::max_magnitude(largest, row.x[j][i]);
+    for (int i = 0; i < 8; ++i) of_four[i % 4] = ptx::max_magnitude(of_four[i % 4], row.x[j][i]);
   }
+  float largest =
+      ptx::max_magnitude(ptx::max_magnitude(of_four[0], of_four[1]), ptx::max_magnitude(of_four[2], of_four[3]));
   if (largest <= largest_float) return {largest, false};
   largest = 0.0F;
 #pragma unroll
