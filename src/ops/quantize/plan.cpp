@@ -57,12 +57,10 @@ QuantizeConfig choose_tensor_config(const QuantizeProblem& problem) {
   const Operand& codes = problem.codes;
   c.vectors = gpu::allows_vectors(problem.x, problem.head_dim) &&
               gpu::allows_quantized_vectors(codes, problem.head_dim);
-  c.vectors = c.vectors && (!c.stores_sixteen() || gpu::allows_vectors(codes, problem.head_dim / 2));
+  const bool sixteen = reinterpret_cast<std::uintptr_t>(codes.data) % 16 == 0 &&
+                       (codes.row_stride | codes.head_stride | codes.batch_stride) % 16 == 0;
+  c.vectors = c.vectors && (sixteen || !c.stores_sixteen());
   return c;
-}
-
-int quantize_local_bytes_allowed(const QuantizeConfig& c) {
-  return c.varlen && c.qk == OperandType::s8 && c.head_dim_qk == 128 ? 28 : 0;
 }
 
 std::vector<QuantizeConfig> shipped_quantize_configs() {

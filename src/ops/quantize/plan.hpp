@@ -31,10 +31,6 @@ QuantizeConfig choose_dequantize_config(const Problem& asked, bool varlen);
 /// The kernel of a call to quantize, whose tensor takes k's place.
 QuantizeConfig choose_tensor_config(const QuantizeProblem& problem);
 
-/// Bytes of local memory that the quantiser of a Config may take: that of packed sequences in s8 is a few
-/// registers short at head dimension 128, where two thread blocks have 64 each, once an item of 32 KB.
-int quantize_local_bytes_allowed(const QuantizeConfig& config);
-
 /// Configs that are compiled into the library: every precision at the usual models' head dimensions, in bf16.
 std::vector<QuantizeConfig> shipped_quantize_configs();
 

@@ -188,8 +188,8 @@ TANDEM_DEVICE void prepare_pass(const QuantizeParams& p, int number, int done, P
   ptx::sync_warp();
 }
 
-/// Finds passes_at_once passes, each over a whole work item, `number` and every grid_size()-th after it. Lanes
-/// find one each, and write it to `passes`. One warp calls.
+/// Finds passes_at_once passes, each over a whole work item, `number` and every grid_size()-th after it.
+/// Lanes find one each, and write it to `passes`. One warp calls.
 template <QuantizeConfig C>
 TANDEM_DEVICE void prepare_passes(const QuantizeParams& p, int number, char* passes) {
   static_assert(!C.varlen);

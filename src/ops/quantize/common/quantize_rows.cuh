@@ -194,8 +194,8 @@ TANDEM_DEVICE Magnitude magnitude_of(const Row<head_dim, threads>& row) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) of_four[i % 4] = ptx::max_magnitude(of_four[i % 4], row.x[j][i]);
   }
-  float largest =
-      ptx::max_magnitude(ptx::max_magnitude(of_four[0], of_four[1]), ptx::max_magnitude(of_four[2], of_four[3]));
+  float largest = ptx::max_magnitude(ptx::max_magnitude(of_four[0], of_four[1]),
+                                     ptx::max_magnitude(of_four[2], of_four[3]));
   if (largest <= largest_float) return {largest, false};
   largest = 0.0F;
 #pragma unroll
