@@ -9,6 +9,7 @@ import statistics
 import subprocess
 from pathlib import Path
 
+import cudnn_fp8
 import harness
 from gpu_tables import mask_of, number
 
@@ -54,10 +55,12 @@ class Variants:
         self.changes = changes
         self.contenders = {name: Tandem(program) for name in changes}
 
-    def measure(self, cell: dict, rounds: int) -> tuple[dict[str, dict], dict[str, list[float]]]:
-        """What each prepared for `cell` with its changes, and its microseconds."""
+    def measure(
+        self, cell: dict, rounds: int, beside: dict[str, harness.Contender] | None = None
+    ) -> tuple[dict[str, dict], dict[str, list[float]]]:
+        """What each prepared for `cell` with its changes, and its microseconds, others' `beside` them."""
         prepared = {n: c.prepare({**cell, **self.changes[n]}) for n, c in self.contenders.items()}
-        return prepared, harness.in_turn(self.contenders, rounds, harness.ROUND_MS)
+        return prepared, harness.in_turn({**self.contenders, **(beside or {})}, rounds, harness.ROUND_MS)
 
 
 class Product(harness.OnGpu):
@@ -146,7 +149,7 @@ def million(program: Path) -> dict:
 
 def precision_cells(program: Path, cells: list[dict], settings: list[str], rounds: int) -> list[dict]:
     """The 16-bit call; of every setting forward the kernel alone and the whole call, backward (of int8) the
-    whole call and that behind its forward."""
+    whole call and that behind its forward, beside cuDNN's in FP8 where that is installed."""
     changes: dict[str, dict[str, dict]] = {
         "forward": {"16-bit": {}},
         "backward": {"16-bit": {}, "16-bit with forward": {"pass": "both"}},
@@ -162,9 +165,12 @@ def precision_cells(program: Path, cells: list[dict], settings: list[str], round
     for which, of_pass in itertools.groupby(cells, lambda cell: cell["pass"]):
         variants = Variants(program, changes[which])
         for cell in of_pass:
-            prepared, times = variants.measure(cell, rounds)
+            peer = cudnn_fp8.backward(cell) if which == "backward" else None
+            beside = {"cudnn fp8": peer} if peer is not None else {}
+            prepared, times = variants.measure(cell, rounds, beside)
             rates = harness.tflops(1.0, times).items()
-            tflops = {name: prepared[name]["flops"] * rate for name, rate in rates}
+            flops = {name: of["flops"] for name, of in prepared.items()}
+            tflops = {name: flops.get(name, flops["16-bit"]) * rate for name, rate in rates}
             results.append({**cell, "us": times, "tflops": tflops})
     return results
 
