@@ -168,7 +168,7 @@ template <QuantizeConfig C, int threads>
 TANDEM_DEVICE void put_quantized_v(const Tables& table, int thread, int j, const Quantized8& quantized) {
   using Values = Row<C.head_dim_v, threads>;
   const int first = Values::channel(0, thread % threads) + thread / threads % 4;
-  // Of a channel's bits the swizzle takes none that depends on the vector.
+  // The swizzle takes no bit of a channel that depends on the vector.
   u32* const to = table.tile + swizzled_word<threads>(first, thread / (4 * threads));
   ptx::store_shared(to + Values::channel(j, 0) * 32,
                     transpose_bytes<threads>(quantized.low ^ zero_points<C>, thread));
