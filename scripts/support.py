@@ -199,7 +199,9 @@ ROWS: dict[str, Callable[[str], str]] = {
     "head dimensions with functions or dropout": widest(score_mod=add, **DROPOUT),
     "**8-bit products** of f16 or bf16 tensors (`precision`)": listed(recipes()),
     "8-bit products, `strict`": listed(recipes(strict=True)),
-    "gradients by 8-bit products (`backward_precision`), heads of 128": listed({"int8": gradients_in_8_bits}),
+    "gradients by 8-bit products (`backward_precision`), heads of 64, 128": listed(
+        {"int8": gradients_in_8_bits}
+    ),
     "8-bit products of tensors quantized before": listed(quantized()),
     "8-bit products with functions or dropout": listed(recipes(**DROPOUT)),
     "8-bit products with `causal_by_sequence`": listed(recipes(causal_by_sequence=integers(2))),

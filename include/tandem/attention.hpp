@@ -82,9 +82,9 @@ struct AttentionOptions {
   /// What the products of a backward pass are computed in. `int8`: S and dP in s8, with the values, the LSE
   /// and max_logits of a forward pass in int8, and gradients in e4m3; docs/results/gradients-in-8-bits.md has
   /// the recipe. It goes with precision int8, without softcap and sinks, on the CPU and on Hopper, there at
-  /// head dimension 128 and without `strict`; other than that and `exact` is an error. With `strict` it has
-  /// scales of rows and no mean, so that dq of a causal row does not depend on later rows. Forward takes it
-  /// too, and is the same with it.
+  /// head dimensions 64 and 128 and without `strict`; other than that and `exact` is an error. With `strict`
+  /// it has scales of rows and no mean, so that dq of a causal row does not depend on later rows. Forward
+  /// takes it too, and is the same with it.
   Precision backward_precision = Precision::exact;
   /// Forward: keys of a split, a multiple of 128; 0: off. Keys are then cut at its multiples, counted from
   /// the sequence's first key, and everything else that bits depend on follows from the model alone: heads,

@@ -234,7 +234,7 @@ def attention(
       strict: with 8 bits, no scale and no mean looks at later rows, so that causal results are bitwise those
         of the sequence cut off behind them.
       backward_precision: "exact", or "int8" with precision "int8": gradients by products in 8 bits, too,
-        without softcap and sink, on Hopper not strict, of heads of 128 (docs/results/gradients-in-8-bits.md).
+        without softcap, sink; on Hopper not strict, heads of 64 or 128 (docs/results/gradients-in-8-bits.md).
       split_size: a multiple of 128, such as 1024: keys are cut at its multiples, and a sequence's bits then
         depend on nothing but the sequence: not on the batch, its place there, padding or pages, nor on
         whether its queries come in one call, in chunks or one by one. 0: off. With precision "exact";

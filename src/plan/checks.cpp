@@ -33,10 +33,10 @@ void check_wide_heads(const Problem& p) {
 
 /// What the kernels of gradients by 8-bit products cannot do.
 void check_gradients(const Problem& p) {
-  if (p.head_dim_qk != 128 || p.head_dim_v != 128) {
+  if (p.head_dim_qk != p.head_dim_v || (p.head_dim_qk != 64 && p.head_dim_qk != 128)) {
     unsupported(
-        "backward_precision {} has GPU kernels for head dimension 128 alone, and the head dimensions are {} "
-        "and {}; leave it out, for gradients in 16 bits, or copy the tensors to the CPU",
+        "backward_precision {} has GPU kernels for head dimensions 64 and 128 alone, and the head dimensions "
+        "are {} and {}; leave it out, for gradients in 16 bits, or copy the tensors to the CPU",
         p.backward_precision, p.head_dim_qk, p.head_dim_v);
   }
   if (p.strict) {

@@ -113,15 +113,18 @@ class EmulatedGpu : public harness::Runner {
            config.functions.dropout_places != c.dropout_places.empty() && suits_mask(config.mask, c);
   }
   static bool in_8_bits(const harness::Case& c) { return c.options.backward_precision != Precision::exact; }
+  static bool suits(const EightBitBackwardConfig& config, const harness::Case& c) {
+    return c.dtype == (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16) &&
+           c.head_dim_qk == config.tiling.head_dim_qk && c.head_dim_v == config.tiling.head_dim_v &&
+           config.schedule.deterministic == c.options.deterministic && !c.options.strict &&
+           f32_gradients_of(config) == (c.f32_gradients | (c.f32_gradients & 2U) << 1U) &&
+           suits_mask(config.mask, c);
+  }
   [[nodiscard]] const EmulatedEightBitBackward* find_eight_bit_backward(const harness::Case& c) const {
-    for (const EmulatedEightBitBackward& kernels : eight_bit_backward_) {
-      const EightBitBackwardConfig& config = kernels.config;
-      if (c.dtype == (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16) &&
-          c.head_dim_qk == config.tiling.head_dim_qk && c.head_dim_v == config.tiling.head_dim_v &&
-          config.schedule.deterministic == c.options.deterministic && !c.options.strict &&
-          f32_gradients_of(config) == (c.f32_gradients | (c.f32_gradients & 2U) << 1U) &&
-          suits_mask(config.mask, c))
-        return &kernels;
+    for (const auto& family : eight_bit_backward_) {
+      for (const EmulatedEightBitBackward& kernels : family) {
+        if (suits(kernels.config, c)) return &kernels;
+      }
     }
     return nullptr;
   }
@@ -181,7 +184,7 @@ class EmulatedGpu : public harness::Runner {
 
   std::string name_;
   std::vector<std::span<const EmulatedBackward>> backward_;
-  std::span<const EmulatedEightBitBackward> eight_bit_backward_;
+  std::vector<std::span<const EmulatedEightBitBackward>> eight_bit_backward_;
   Runners runners_, sharing_, grouped_, decoding_, wide_, listed_, maxima_;
 };
 

@@ -26,7 +26,7 @@ struct EmulatedKernels {
   std::string without = {};  ///< tests of what they cannot do: ":Suite.Test:..."
   std::vector<std::span<const EmulatedBackward>> backward =
       {};  ///< gradients; those that none takes are counted
-  std::span<const EmulatedEightBitBackward> eight_bit_backward = {};
+  std::vector<std::span<const EmulatedEightBitBackward>> eight_bit_backward = {};
 };
 
 /// What main() returns.

@@ -36,5 +36,5 @@ int main(int argc, char** argv) {
                   "Contract19_Dropout.ThreadsChangeNoBit:Contract19_Dropout.KeepsItsShare",
        .backward = {general_backwards(), f32_backwards(), function_backwards_of_lists(), function_backwards(),
                     dropout_backwards(), captured_backwards(), captured_sm80_backwards()},
-       .eight_bit_backward = general_eight_bit_backwards()});
+       .eight_bit_backward = {general_eight_bit_backwards(), narrow_eight_bit_backwards()}});
 }

@@ -61,6 +61,10 @@ TEST(ContractAccuracy_GradientsIn8Bits, OfPackedSequences) {
   cross(pack_four_sequences);
   cross([](Case& c) {
     pack_four_sequences(c);
+    c.head_dim_qk = c.head_dim_v = 64;
+  });
+  cross([](Case& c) {
+    pack_four_sequences(c);
     change(c, {.metadata = DType::i64, .causal = true});
   });
   cross([](Case& c) {
@@ -71,22 +75,27 @@ TEST(ContractAccuracy_GradientsIn8Bits, OfPackedSequences) {
 
 TEST(ContractAccuracy_GradientsIn8Bits, OfHeadsThatShareKeys) {
   for (const std::int64_t heads_kv : {1, 2, 6}) {
-    for (const bool causal : {false, true})
-      follow({.batch = 1, .heads_q = 6, .heads_kv = heads_kv, .causal = causal, .dlse = causal});
+    for (const std::int64_t head_dim : {64, 128}) {
+      const Case c = in_8_bits({.batch = 1, .heads_q = 6, .heads_kv = heads_kv, .head_dim = head_dim});
+      for (const bool causal : {false, true}) follow(Call(with(c, {.causal = causal, .dlse = causal})));
+    }
   }
 }
 
 /// Where blocks of 128 rows, and units of 64, begin and end.
 TEST(ContractAccuracy_GradientsIn8Bits, OfLengthsBesideBlocks) {
   for (const std::int64_t rows : {1, 63, 64, 65, 127, 128, 129, 257}) {
-    follow({.batch = 1, .heads_q = 2, .heads_kv = 1, .seqlen = rows, .causal = true});
-    follow({.batch = 1, .heads_q = 2, .heads_kv = 1, .seqlen_q = 130, .seqlen_k = rows});
+    for (const std::int64_t head_dim : {64, 128}) {
+      const Case c = in_8_bits({.batch = 1, .heads_q = 2, .heads_kv = 1, .head_dim = head_dim});
+      follow(Call(with(c, {.seqlen = rows, .causal = true})));
+      follow(Call(with(c, {.seqlen_q = 130, .seqlen_k = rows})));
+    }
   }
 }
 
-/// The CPU alone has others than 128.
+/// The CPU alone has others than 64 and 128.
 TEST(ContractAccuracy_GradientsIn8Bits, OfHeadsOfEverySize) {
-  for (const std::int64_t head_dim : {8, 72, 128, 192, 256}) {
+  for (const std::int64_t head_dim : {8, 64, 72, 128, 192, 256}) {
     for (const bool strict_setting : {false, true})
       follow({.head_dim = head_dim, .causal = true, .strict = strict_setting});
   }

@@ -50,10 +50,10 @@ void check_gradients(const Case& spec) {
 }
 
 /// What gradients in 8 bits have kernels for.
-Case in_8_bits(Case c) {
+Case in_8_bits(Case c, std::int64_t head_dim = 128) {
   c.out_dtype = c.dtype;
   c.scales = 0;
-  change(c, {.head_dim = 128, .softcap = 0.0F, .split_size = 0, .precision = Precision::int8});
+  change(c, {.head_dim = head_dim, .softcap = 0.0F, .split_size = 0, .precision = Precision::int8});
   change(c, {.strict = false, .sink = false, .lse = true, .amplitude = 1.0});
   c.options.backward_precision = Precision::int8;
   return c;
@@ -84,6 +84,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, MaxLogits,
 class GradientsInEightBits : public GpuTest, public testing::WithParamInterface<Shape> {};
 
 TEST_P(GradientsInEightBits, FollowTheRecipe) {
+  const auto in_8_bits = [](const Case& c) { return gpu::in_8_bits(c, c.head_dim_qk); };
   for (const std::int64_t seqlen : {1, 127, 513}) {
     for (const bool deterministic : {false, true}) {
       Case c = in_8_bits(case_of(GetParam(), seqlen));
@@ -103,13 +104,16 @@ TEST_P(GradientsInEightBits, FollowTheRecipe) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GradientsInEightBits,
-                         testing::ValuesIn(shapes_of({{128, 128}}, {DType::bf16, DType::f16})), name_of);
+                         testing::ValuesIn(shapes_of({{64, 64}, {128, 128}}, {DType::bf16, DType::f16})),
+                         name_of);
 
 /// Of several tiles of keys for each multiprocessor's turn.
 TEST_F(GpuTest, GradientsInEightBitsOfLongSequences) {
   for (const bool causal : {false, true}) {
-    const Case c = in_8_bits(small_case(DType::bf16, 2048, 2048));
-    check_gradients(with(c, {.heads_q = 2, .heads_kv = 1, .causal = causal}));
+    for (const std::int64_t head_dim : {64, 128}) {
+      const Case c = in_8_bits(small_case(DType::bf16, 2048, 2048), head_dim);
+      check_gradients(with(c, {.heads_q = 2, .heads_kv = 1, .causal = causal}));
+    }
   }
 }
 
@@ -139,7 +143,7 @@ TEST_F(GpuTest, GradientsInEightBitsInAFixedOrderHaveTheSameBits) {
 class RandomGradientsInEightBits : public GpuTest, public testing::WithParamInterface<int> {};
 
 TEST_P(RandomGradientsInEightBits, FollowTheRecipe) {
-  Case c = in_8_bits(random_16_bit_case(GetParam()));
+  Case c = in_8_bits(random_16_bit_case(GetParam()), GetParam() % 2 == 0 ? 64 : 128);
   // Rows that are all one row err alike, which the bound on the gain of out does not know.
   for (harness::Layout* layout : {&c.q, &c.k, &c.v, &c.dout}) layout->expanded = 0;
   if (c.options.scale.has_value()) c.options.scale = std::clamp(*c.options.scale, -0.3F, 0.3F);

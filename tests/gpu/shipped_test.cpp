@@ -181,13 +181,18 @@ INSTANTIATE_TEST_SUITE_P(Shipped, ShippedBackward, ShippedSet::groups_of(shipped
 
 class ShippedEightBitBackward : public ShippedSet {};
 TEST_P(ShippedEightBitBackward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
-  each(shipped_eight_bit_backward_configs(), [](const EightBitBackwardConfig& config) {
-    ASSERT_EQ(eight_bit_backward_objection(config), "");
-    expect_fast(kernels::eight_bit_backward.name(config), eight_bit_backward_local_bytes_allowed(config));
-    const QuantizeConfig quantizer = gradient_quantizer_of(config);
-    expect_fast(kernels::quantize_keys.name(quantizer));
-    expect_fast(kernels::quantize_queries.name(quantizer));
-    expect_fast(kernels::eight_bit_convert.name(eight_bit_convert_config(config)));
+  each(shipped_eight_bit_backward_configs(), [](const EightBitBackwardConfig& shipped) {
+    EightBitBackwardConfig narrow = shipped;  // not in the set
+    narrow.tiling.head_dim_qk = narrow.tiling.head_dim_v = 64;
+    narrow.tiling.block_m = gradient_queries(64);
+    for (const EightBitBackwardConfig& config : {shipped, narrow}) {
+      ASSERT_EQ(eight_bit_backward_objection(config), "");
+      expect_fast(kernels::eight_bit_backward.name(config), eight_bit_backward_local_bytes_allowed(config));
+      const QuantizeConfig quantizer = gradient_quantizer_of(config);
+      expect_fast(kernels::quantize_keys.name(quantizer));
+      expect_fast(kernels::quantize_queries.name(quantizer));
+      expect_fast(kernels::eight_bit_convert.name(eight_bit_convert_config(config)));
+    }
   });
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedEightBitBackward,

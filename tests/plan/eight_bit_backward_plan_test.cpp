@@ -48,8 +48,23 @@ TEST(EightBitBackwardPlan, RefusesWhatCannotExist) {
             "staggered is for full attention of equal lengths; causal is true, local false, varlen false");
   c = {};
   c.tiling.head_dim_qk = 64;
-  EXPECT_EQ(eight_bit_backward_objection(c),
-            "the tile is 128 keys and 64 queries of 128 and 128 dimensions; it has 128 and 64 of 64 and 128");
+  EXPECT_EQ(
+      eight_bit_backward_objection(c),
+      "the tile is 128 keys and 64 queries of 128 and 128 dimensions, or 128 and 128 of 64 and 64; it has "
+      "128 and 64 of 64 and 128");
+  c.tiling.head_dim_v = 64;
+  EXPECT_NE(eight_bit_backward_objection(c), "");
+  c.tiling.block_m = 128;
+  EXPECT_EQ(eight_bit_backward_objection(c), "");
+}
+
+TEST(EightBitBackwardPlan, HasTwiceTheQueriesOfNarrowHeads) {
+  Problem narrow = problem(4096, false);
+  narrow.head_dim_qk = narrow.head_dim_v = 64;
+  const auto c = choose_eight_bit_backward_config(CallFacts(narrow));
+  EXPECT_EQ(c.tiling.block_m, 128);
+  EXPECT_EQ(eight_bit_backward_objection(c), "");
+  EXPECT_EQ(c.registers().consumer, 232);
 }
 
 BackwardArgs call(std::int64_t head_dim) {
@@ -72,13 +87,14 @@ TEST(EightBitBackwardPlan, ExplainsWhatItChose) {
         "tile 128 keys, 64 queries at a time, 3 blocks of q and dout in flight",
         "each tile begins with a block of queries of its own", "dq is added up in any order"})
     EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+  EXPECT_NE(explain(call(64)).find("tile 128 keys, 128 queries at a time"), std::string::npos);
 }
 
 TEST(EightBitBackwardPlan, SaysWhatHasNoKernel) {
   EXPECT_EQ(
-      error_of(Status::unsupported, [] { return explain(call(64)); }),
-      "backward_precision int8 has GPU kernels for head dimension 128 alone, and the head dimensions are "
-      "64 and 64; leave it out, for gradients in 16 bits, or copy the tensors to the CPU");
+      error_of(Status::unsupported, [] { return explain(call(96)); }),
+      "backward_precision int8 has GPU kernels for head dimensions 64 and 128 alone, and the head dimensions "
+      "are 96 and 96; leave it out, for gradients in 16 bits, or copy the tensors to the CPU");
   BackwardArgs strict = call(128);
   strict.options.strict = true;
   EXPECT_EQ(

@@ -184,15 +184,15 @@ TEST(EightBitPlan, ObjectionsNameTheRule) {
 TEST(EightBitPlan, SaysWhatHasNoGradientsIn8Bits) {
   const Device device{.kind = Device::Kind::cuda, .index = gpu::first_described};
   ForwardArgs args;
-  args.q = args.k = args.v = ConstTensor(nullptr, DType::bf16, {2, 64, 8, 64}, device);
-  args.out = Tensor(nullptr, DType::bf16, {2, 64, 8, 64}, device);
+  args.q = args.k = args.v = ConstTensor(nullptr, DType::bf16, {2, 64, 8, 96}, device);
+  args.out = Tensor(nullptr, DType::bf16, {2, 64, 8, 96}, device);
   args.options.precision = Precision::int8;
   EXPECT_NO_THROW(explain(args));
   args.options.backward_precision = Precision::int8;
   EXPECT_EQ(
       error_of(Status::unsupported, [&] { return explain(args); }),
-      "backward_precision int8 has GPU kernels for head dimension 128 alone, and the head dimensions are "
-      "64 and 64; leave it out, for gradients in 16 bits, or copy the tensors to the CPU");
+      "backward_precision int8 has GPU kernels for head dimensions 64 and 128 alone, and the head dimensions "
+      "are 96 and 96; leave it out, for gradients in 16 bits, or copy the tensors to the CPU");
 }
 
 }  // namespace

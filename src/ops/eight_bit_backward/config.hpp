@@ -14,8 +14,14 @@ struct EightBitBackwardSchedule {
   constexpr bool operator==(const EightBitBackwardSchedule&) const = default;
 };
 
+/// Queries at a time: 64, and of heads of 64 dimensions 128. Whatever does not grow with the scores is then
+/// done half as often, and there are registers for it.
+constexpr int gradient_queries(int head_dim) {
+  return head_dim <= 64 ? 128 : 64;
+}
+
 /// Everything that specialises the main kernel of the 8-bit backward pass, and what it answers to the code
-/// that it shares with the 16-bit one's. A tile is 128 keys, 64 for each warpgroup; 64 queries at a time.
+/// that it shares with the 16-bit one's. A tile is 128 keys, 64 for each warpgroup.
 struct EightBitBackwardConfig {
   static constexpr Family family = Family::sm90;
   static constexpr int consumers = 2;  ///< warpgroups
@@ -36,9 +42,13 @@ struct EightBitBackwardConfig {
 
   constexpr bool operator==(const EightBitBackwardConfig&) const = default;
   [[nodiscard]] static constexpr int threads() { return 128 * (consumers + 1); }
-  /// Consumers have dK, dV, S, dQ or dP, and packed P and dS in flight at the same time, 208 registers: in
-  /// fewer than 240 ptxas (NVRTC 13.0) serialises the products. The producer's warps spill for it.
-  [[nodiscard]] static constexpr RegisterSplit registers() { return {.producer = 24, .consumer = 240}; }
+  /// Consumers have dK, dV, S, dQ or dP, and packed P and dS in flight at the same time, of 64 queries 208
+  /// registers: in fewer than 240 ptxas (NVRTC 13.0) serialises the products. The producer's warps spill for
+  /// it. Of 128 queries there are at most 192.
+  [[nodiscard]] constexpr RegisterSplit registers() const {
+    if (tiling.block_m == 64) return {.producer = 24, .consumer = 240};
+    return {.producer = 40, .consumer = 232};
+  }
   [[nodiscard]] static constexpr bool sloped() { return false; }
   [[nodiscard]] static constexpr bool keeps_p() { return true; }
   [[nodiscard]] static constexpr bool owns_keys() { return true; }
@@ -71,7 +81,9 @@ constexpr int backward_shared_bytes(const EightBitBackwardConfig& c) {
 }
 
 /// Threads of the kernel that writes dq: a warpgroup for 64 queries of a head.
-constexpr int eight_bit_convert_threads = 128;
+constexpr int eight_bit_convert_threads(const EightBitBackwardConfig& c) {
+  return 128 * c.tiling.row_groups();
+}
 /// Dynamic shared memory of the quantiser's kernels: largest values, four of each warp; the rotation's signs
 /// of pairs of 128 channels; K's mean.
 constexpr int gradient_maxima_bytes = 4 * 4 * (quantize_threads / 32);

@@ -216,6 +216,10 @@ BlockShape gradient_queries_block(const KernelConfig& config) {
   return {.threads = quantize_threads, .shared_bytes = bytes};
 }
 
+BlockShape eight_bit_convert_block(const KernelConfig& config) {
+  return {.threads = eight_bit_convert_threads(std::get<EightBitBackwardConfig>(config))};
+}
+
 BlockShape eight_bit_backward_block(const KernelConfig& config) {
   const auto& c = std::get<EightBitBackwardConfig>(config);
   return {.threads = EightBitBackwardConfig::threads(), .shared_bytes = backward_shared_bytes(c)};

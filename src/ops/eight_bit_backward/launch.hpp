@@ -35,6 +35,7 @@ void fill_mean_of_gradients(StepParams& call, const Step& step);
 BlockShape gradient_keys_block(const KernelConfig& config);
 BlockShape gradient_queries_block(const KernelConfig& config);
 BlockShape eight_bit_backward_block(const KernelConfig& config);
+BlockShape eight_bit_convert_block(const KernelConfig& config);
 
 namespace kernels {
 /// The kernel mean_of_keys, among these.
@@ -54,11 +55,10 @@ inline constexpr KernelSpec eight_bit_backward{.header = "ops/eight_bit_backward
                                                .entry = "eight_bit_backward",
                                                .block = eight_bit_backward_block,
                                                .params = fill_eight_bit_backward};
-inline constexpr KernelSpec eight_bit_convert{
-    .header = "ops/eight_bit_backward/common/eight_bit_convert.cuh",
-    .entry = "eight_bit_convert",
-    .block = [](const KernelConfig&) { return BlockShape{.threads = eight_bit_convert_threads}; },
-    .params = fill_eight_bit_backward};
+inline constexpr KernelSpec eight_bit_convert{.header = "ops/eight_bit_backward/common/eight_bit_convert.cuh",
+                                              .entry = "eight_bit_convert",
+                                              .block = eight_bit_convert_block,
+                                              .params = fill_eight_bit_backward};
 }  // namespace kernels
 
 }  // namespace tandem::gpu

@@ -25,6 +25,9 @@ EightBitBackwardConfig choose_eight_bit_backward_config(const CallFacts& facts) 
   const Problem& p = facts.problem;
   EightBitBackwardConfig c;
   c.tiling.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
+  c.tiling.head_dim_qk = gpu::as_int(p.head_dim_qk);
+  c.tiling.head_dim_v = gpu::as_int(p.head_dim_v);
+  c.tiling.block_m = gradient_queries(c.tiling.head_dim_qk);
   c.mask = facts.mask;
   c.schedule.deterministic = p.deterministic;
   c.schedule.staggered = is_full(c.mask) && (p.deterministic || p.rows_q >= staggered_from);
@@ -52,9 +55,11 @@ QuantizeConfig gradient_quantizer_of(const EightBitBackwardConfig& config) {
 
 std::string eight_bit_backward_objection(const EightBitBackwardConfig& c) {
   const BackwardTiling& t = c.tiling;
-  if (t.head_dim_qk != 128 || t.head_dim_v != 128 || t.block_m != 64 || t.block_n != 128) {
+  const bool fits = (t.head_dim_qk == 64 || t.head_dim_qk == 128) && t.head_dim_v == t.head_dim_qk;
+  if (!fits || t.block_m != gradient_queries(t.head_dim_qk) || t.block_n != 128) {
     return fmt::format(
-        "the tile is 128 keys and 64 queries of 128 and 128 dimensions; it has {} and {} of {} and {}",
+        "the tile is 128 keys and 64 queries of 128 and 128 dimensions, or 128 and 128 of 64 and 64; it has "
+        "{} and {} of {} and {}",
         t.block_n, t.block_m, t.head_dim_qk, t.head_dim_v);
   }
   if (c.schedule.staggered && !is_full(c.mask)) {
@@ -72,6 +77,7 @@ std::string eight_bit_backward_objection(const EightBitBackwardConfig& c) {
 }
 
 int eight_bit_backward_local_bytes_allowed(const EightBitBackwardConfig& c) {
+  if (c.tiling.head_dim_qk == 64) return c.mask.causal && c.mask.varlen ? 12 : 0;
   if (c.schedule.staggered) return 12;
   if (c.mask.causal) return c.mask.varlen ? 176 : 136;
   return c.mask.varlen ? 108 : 56;
@@ -99,7 +105,7 @@ std::vector<std::string> explain_eight_bit_backward(const CallFacts& facts, cons
                                : "dq is added up in any order; deterministic fixes it",
       words_of_gradients(facts.problem),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", backward_shared_bytes(c),
-                  EightBitBackwardConfig::registers().consumer),
+                  c.registers().consumer),
   };
 }
 

@@ -20,11 +20,11 @@ QuantizeConfig gradient_quantizer_of(const EightBitBackwardConfig& config);
 /// Why a Config cannot run; empty if it can.
 std::string eight_bit_backward_objection(const EightBitBackwardConfig& config);
 
-/// Bytes of local memory that ptxas may give the main kernel: the producer's warps have 24 registers a
-/// thread, and consumers store words of the tile once a tile. No step of the loop stores any.
+/// Bytes of local memory that ptxas may give the main kernel: of heads of 128 the producer's warps have 24
+/// registers a thread, and consumers store words of the tile once a tile. No step of the loop stores any.
 int eight_bit_backward_local_bytes_allowed(const EightBitBackwardConfig& config);
 
-/// Configs that are compiled into the library: in bf16, full and causal.
+/// Configs that are compiled into the library: of heads of 128 in bf16, full and causal.
 std::vector<EightBitBackwardConfig> shipped_eight_bit_backward_configs();
 
 /// The choice in words, a line each.

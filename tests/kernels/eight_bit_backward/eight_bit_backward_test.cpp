@@ -53,7 +53,8 @@ Case in_8_bits(const EmulatedEightBitBackward& kernels, const harness::Changes& 
 }
 
 TEST(EmulatedEightBitBackward, RandomProblemsFollowTheRecipe) {
-  for (const auto& family : {eight_bit_backwards(), general_eight_bit_backwards()}) {
+  for (const auto& family :
+       {eight_bit_backwards(), general_eight_bit_backwards(), narrow_eight_bit_backwards()}) {
     for (const EmulatedEightBitBackward& kernels : family) {
       for (std::uint64_t seed = 0; seed < 3; ++seed) {
         const Case spec = random_eight_bit_backward_case(seed, kernels);

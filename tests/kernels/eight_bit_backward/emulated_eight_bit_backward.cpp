@@ -132,7 +132,8 @@ void run_eight_bit_backward(const EmulatedEightBitBackward& kernels, Call& call,
     char* const sums = workspace.at(gpu::Region::dq_sum, scratch.data);
     const auto bytes_of_main = workspace.at(gpu::Region::q_quantized, scratch.data) - sums;
     beside_main.of_running_grid = {{sums, static_cast<std::size_t>(bytes_of_main), true}};
-    emulator::launch(kernels.convert, params, grid_of(rows_blocks, eight_bit_convert_threads), beside_main);
+    emulator::launch(kernels.convert, params, grid_of(rows_blocks, eight_bit_convert_threads(config)),
+                     beside_main);
   };
   std::future<void> beside;
   if (converts && run.convert_beside && grid > 0) beside = std::async(std::launch::async, convert);

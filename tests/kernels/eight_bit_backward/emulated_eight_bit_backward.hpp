@@ -26,6 +26,7 @@ struct EmulatedEightBitBackward {
 std::span<const EmulatedEightBitBackward> eight_bit_backwards();
 /// Those with every mask and any lengths, in a file of their own so that they compile side by side.
 std::span<const EmulatedEightBitBackward> general_eight_bit_backwards();
+std::span<const EmulatedEightBitBackward> narrow_eight_bit_backwards();  ///< of heads of 64 dimensions
 
 /// harness::Case::f32_gradients as the kernels write them.
 constexpr unsigned f32_gradients_of(const EightBitBackwardConfig& c) {

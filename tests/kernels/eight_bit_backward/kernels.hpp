@@ -38,6 +38,13 @@ constexpr EmulatedEightBitBackward emulated() {
           .convert = &eight_bit_convert<config>};
 }
 
+/// Of heads of 64 dimensions.
+constexpr EightBitBackwardConfig narrow(EightBitBackwardConfig c) {
+  c.tiling.head_dim_qk = c.tiling.head_dim_v = 64;
+  c.tiling.block_m = gradient_queries(64);
+  return c;
+}
+
 template <EightBitBackwardConfig... configs>
 constexpr std::array<EmulatedEightBitBackward, sizeof...(configs)> emulate() {
   return {emulated<configs>()...};

@@ -45,7 +45,7 @@ TANDEM_DEVICE int row_of_thread(int thread) {
 /// + 1.
 template <int head_dim>
 struct PackedRow {
-  static_assert(head_dim == 128, "signs and rotated_dot are of four vectors a thread");
+  static_assert(head_dim == 64 || head_dim == 128, "signs are of up to four vectors a thread");
   u32 words[Row<head_dim>::vectors][4];
 
   TANDEM_DEVICE void set(int j, const ptx::Vec4& v) {
@@ -168,20 +168,24 @@ TANDEM_DEVICE float dlse_of(const EightBitBackwardParams& p, const WorkItem& ite
   const float dlse = ptx::load_global(p.dlse + quantizer::offset_of(p.dlse_stride, item, row));
   return dlse - dlse == 0.0F ? ptx::abs(dlse) : 0.0F;
 }
-/// Where an item of queries begins in the workspace: the number of its first block of 64, and how many of
-/// its two blocks there are.
+/// Where an item of queries begins in the workspace: the number of its first query block, and how many of
+/// its one or two there are.
+template <QuantizeConfig C>
 struct QueryBlocks {
+  static constexpr EightBitBackwardConfig config{.tiling = {.block_m = gradient_queries(C.head_dim_qk)}};
+  static constexpr int rows = config.tiling.block_m;
+  static constexpr int most = quant_block / rows;
+  static_assert(most == 1 || most == 2);
+
   int first;  ///< on the axis of a head
   i64 number;
   int count;
+
+  TANDEM_DEVICE QueryBlocks(const EightBitBackwardParams& p, const WorkItem& item)
+      : first(first_query_block<config>(p, item.batch, item.begin) + item.first / rows),
+        number(workspace_block(p, item.head, first)),
+        count(most == 2 && item.used - item.first > rows ? 2 : 1) {}
 };
-TANDEM_DEVICE QueryBlocks query_blocks(const EightBitBackwardParams& p, const WorkItem& item) {
-  constexpr EightBitBackwardConfig config;
-  constexpr int rows = config.tiling.block_m;
-  static_assert(quant_block == 2 * rows);
-  const int first = first_query_block<config>(p, item.batch, item.begin) + item.first / rows;
-  return {first, workspace_block(p, item.head, first), item.used - item.first > rows ? 2 : 1};
-}
 
 /// The largest of the CTA's rows, for several numbers at once, none of them negative or a NaN. Each call
 /// has `maxima` of its own.
@@ -237,10 +241,11 @@ TANDEM_DEVICE u64 as_one(const quantizer::Quantized8& eight) {
 }
 
 /// Rows in e4m3 on their way to being columns: word w of the row at a position (of a CTA's 128) is w of
-/// 32 words combined (exclusive or) with this. Threads that store rows, two words each, and threads that load
-/// words of 8 rows each then use all banks.
+/// its words combined (exclusive or) with this. Threads that store rows, two words each, and threads that
+/// load words of 8 rows each then use all banks (of rows of 64, half of them).
+template <int head_dim>
 TANDEM_DEVICE u32 swizzle_of(u32 position) {
-  return position / 8 * 2 ^ position % 4 * 8;
+  return (position / 8 * 2 ^ position % 4 * 8) % (head_dim / 4);
 }
 
 /// A thread's part of a row in s8.
@@ -262,7 +267,7 @@ TANDEM_DEVICE QuantizedRow<head_dim> store_row(u64* to, bool used, u32* tile, co
   for (u32 j = 0; j < Row<head_dim>::vectors; ++j) {
     rounded.vectors[j] = quantizer::encode<OperandType::s8>(values.x[j], inverse, false);
     if (used) ptx::store_global(to + 4 * j, as_one(rounded.vectors[j]));
-    ptx::store_shared(reinterpret_cast<u64*>(row + ((8 * j + 2 * t) ^ swizzle_of(position))),
+    ptx::store_shared(reinterpret_cast<u64*>(row + ((8 * j + 2 * t) ^ swizzle_of<head_dim>(position))),
                       as_one(quantizer::encode<OperandType::e4m3>(values.x[j], factor, false)));
   }
   return rounded;
@@ -284,16 +289,16 @@ TANDEM_DEVICE void transpose_bytes(u32 (&words)[4]) {
 template <int head_dim>
 TANDEM_DEVICE void store_tile(const u32* tile, const TransposedOperand& x, i64 at, int rows) {
   constexpr u32 eights = quant_block / 8;
-  static_assert(quantize_threads / eights == head_dim / 4);
+  static_assert(quantize_threads / eights >= head_dim / 4);
   const u32 first = ptx::thread_index() % eights * 8;
   const u32 word = ptx::thread_index() / eights;
-  if (static_cast<int>(first) >= rows) return;
+  if (static_cast<int>(first) >= rows || word >= head_dim / 4) return;
   const u32* const from = tile + first * (head_dim / 4);
   u32 words[2][4];
 #pragma unroll
   for (u32 i = 0; i < 8; ++i)
-    words[i / 4][i % 4] =
-        ptx::load_shared(from + i * (head_dim / 4) + (word ^ swizzle_of(first) ^ swizzle_of(i % 4)));
+    words[i / 4][i % 4] = ptx::load_shared(
+        from + i * (head_dim / 4) + (word ^ swizzle_of<head_dim>(first) ^ swizzle_of<head_dim>(i % 4)));
   transpose_bytes(words[0]);
   transpose_bytes(words[1]);
   u8* to = x.data + at + 4 * word * x.row + first;

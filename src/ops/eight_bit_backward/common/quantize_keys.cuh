@@ -82,13 +82,13 @@ TANDEM_DEVICE void quantize_v(const EightBitBackwardParams& p, int number) {
 
 /// The Euclidean norm of the row, on one of its threads; infinite or a NaN if it is no number. The others
 /// get that of another product: the tensor cores multiply a warp's eight rows by one another, and of these
-/// products a row's with itself is in column row of 8, two columns a thread. That is 8 instructions, and 64
-/// without the tensor cores.
+/// products a row's with itself is in column row of 8, two columns a thread. That is 8 instructions of 128
+/// dimensions, and 64 without the tensor cores.
 template <QuantizeConfig C, int head_dim>
 TANDEM_DEVICE float norm_of(const PackedRow<head_dim>& row, int lane) {
   float products[4] = {};
 #pragma unroll
-  for (int k = 0; k < 8; ++k) {
+  for (int k = 0; k < 2 * Row<head_dim>::vectors; ++k) {
     const u32 low = row.words[k / 2][k % 2 * 2];
     const u32 high = row.words[k / 2][k % 2 * 2 + 1];
     ptx::mma<C.element>(products, {low, 0, high, 0}, low, high);
@@ -116,11 +116,11 @@ TANDEM_DEVICE void find_maxima(const EightBitBackwardParams& p, int number) {
   const auto of_out = load_row<C, C.head_dim_v>(row_at(p.dout8.source, p.dout8.stride, item, at), t, used);
   const QueryTerms terms = query_terms(p, item, at, used);
 
-  const QueryBlocks blocks = query_blocks(p, item);
-  constexpr int sums = EightBitBackwardConfig{}.tiling.block_m * C.head_dim_qk;
+  const QueryBlocks<C> blocks(p, item);
+  constexpr int sums = blocks.rows * C.head_dim_qk;
   auto* const cleared = reinterpret_cast<ptx::Vec4*>(p.dq_sum + blocks.number * sums);
 #pragma unroll
-  for (int i = 0; i < sums / 2; i += quantize_threads) {
+  for (int i = 0; i < blocks.most * sums / 4; i += quantize_threads) {
     if (i < blocks.count * sums / 4) ptx::store_global(cleared + i + thread, ptx::Vec4{0, 0, 0, 0});
   }
 

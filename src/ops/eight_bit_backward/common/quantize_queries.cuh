@@ -63,8 +63,8 @@ TANDEM_DEVICE PackedRow<C.head_dim_v> fetched_row(const Shared& shared, int tens
 
 /// Sum over a row of its s8 values times those of `other`, which has its signs already, rotated. It need not
 /// have the CPU's bits, so the tensor cores do the four levels of bits 0, 1, 3 and 4 of a channel, those of a
-/// word, of neighbouring words and of the row's threads, and in two vectors at once (bit 6). That takes 8
-/// instructions; the threads themselves would take 290 for all levels.
+/// word, of neighbouring words and of the row's threads, and in two vectors at once (the highest bit). That
+/// takes 8 instructions of 128 dimensions; the threads themselves would take 290 for all levels.
 template <QuantizeConfig C, int head_dim>
 TANDEM_DEVICE float rotated_dot(const QuantizedRow<head_dim>& values, const PackedRow<head_dim>& other,
                                 int lane) {
@@ -79,23 +79,24 @@ TANDEM_DEVICE float rotated_dot(const QuantizedRow<head_dim>& values, const Pack
   float sum = 0.0F;
 #pragma unroll
   for (int n = 0; n < 2; ++n) {  // bit 1 of a channel that results
-    float x[4][4] = {};
+    constexpr int vectors = Row<head_dim>::vectors;
+    float x[vectors][4] = {};
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {  // bits 5 and 2
+    for (int k = 0; k < vectors; ++k) {  // bit 2, and of 128 dimensions 5
       const u32(&low)[4] = other.words[k / 2];
-      const u32(&high)[4] = other.words[k / 2 + 2];
+      const u32(&high)[4] = other.words[k / 2 + vectors / 2];
       const int w = k % 2 * 2;
       ptx::mma<C.element>(x[k], {low[w], high[w], low[w + 1], high[w + 1]}, positive,
                           n == 0 ? positive : negative);
     }
 #pragma unroll
     for (int e = 0; e < 2; ++e) {  // bit 0
-      float y[8];                  // bits 6, 5 and 2
+      float y[2 * vectors];        // bit 2, and all from 5 on
 #pragma unroll
-      for (int m = 0; m < 8; ++m) y[m] = x[m % 4][m / 4 * 2 + e];
+      for (int m = 0; m < 2 * vectors; ++m) y[m] = x[m % vectors][m / vectors * 2 + e];
       quantizer::butterflies(y);
 #pragma unroll
-      for (int m = 0; m < 8; ++m)
+      for (int m = 0; m < 2 * vectors; ++m)
         sum = ptx::fma(value_of(values.vectors[m / 2], m % 2 * 4 + 2 * n + e, unit), y[m], sum);
     }
   }
@@ -176,17 +177,17 @@ TANDEM_DEVICE float quantize_dout(const EightBitBackwardParams& p, const Shared&
   const auto out = fetched_row<C, 1>(shared, 1);
   float delta = rotated_dot<C>(rounded, out, QueryRow::thread() % warp_size) * s.stored;
   const int thread = QueryRow::thread();
-  const QueryBlocks blocks = query_blocks(p, r.item);
+  const QueryBlocks<C> blocks(p, r.item);
   if (thread < blocks.count) {
     const float of_dout = ds_scale > 0.0F ? dp_factor * s.stored / ds_scale : 0.0F;
     ptx::store_global(p.q_scales + 4 * (blocks.number + thread) + 1, of_dout);
   }
-  if (thread % row_threads == 0 && QueryRow::row() < blocks.count * 64) {
+  if (thread % row_threads == 0 && QueryRow::row() < blocks.count * blocks.rows) {
     const QueryTerms terms = Kept<C>(shared).terms();
     if (p.dlse != nullptr && terms.sees())
       delta -= ptx::load_global(p.dlse + quantizer::offset_of(p.dlse_stride, r.item, r.at()));
     const bool has_delta = terms.number() && terms.sees() && ds_scale > 0.0F;
-    const i64 at = blocks.number * 64 + QueryRow::row();
+    const i64 at = blocks.number * blocks.rows + QueryRow::row();
     ptx::store_global(p.delta + at, has_delta ? dp_factor * delta / ds_scale : 0.0F);
     ptx::store_global(p.row_factors + at, terms.root() * ds_scale);
   }
@@ -212,20 +213,22 @@ TANDEM_DEVICE void quantize_q(const EightBitBackwardParams& p, const Shared& sha
   // dO's tile is complete, and all threads have read their parts of O, since the scale was found.
   store_row(quantized_at(p.quantize.q, r.item, r.at(), QueryRow::thread() % row_threads), r.used(),
             tile_at<C>(shared, 1), values, s.inverse, Kept<C>(shared).terms().factor() * unit * ds_scale);
-  const QueryBlocks blocks = query_blocks(p, r.item);
+  const QueryBlocks<C> blocks(p, r.item);
   const auto store = [&](int tile, const TransposedOperand& x) {
     store_tile<C.head_dim_qk>(tile_at<C>(shared, tile), x,
-                              r.item.head * x.head + static_cast<i64>(blocks.first) * 64, 64 * blocks.count);
+                              r.item.head * x.head + static_cast<i64>(blocks.first) * blocks.rows,
+                              blocks.rows * blocks.count);
   };
   store(0, p.dout_t);
   ptx::sync_block();
   store(1, p.q_t);
   const int thread = QueryRow::thread();
   if (thread < blocks.count) ptx::store_global(p.q_scales + 4 * (blocks.number + thread), s.stored);
-  if (thread % row_threads != 0 || QueryRow::row() >= blocks.count * 64) return;
+  if (thread % row_threads != 0 || QueryRow::row() >= blocks.count * blocks.rows) return;
   const QueryTerms terms = Kept<C>(shared).terms();
   const float lse = bad ? ptx::quiet_nan() : ptx::fma(terms.lse, tile::log2_e, terms.exponent - 8.0F);
-  ptx::store_global(p.lse_log2 + blocks.number * 64 + QueryRow::row(), terms.sees() ? lse : ptx::infinity());
+  ptx::store_global(p.lse_log2 + blocks.number * blocks.rows + QueryRow::row(),
+                    terms.sees() ? lse : ptx::infinity());
 }
 
 }  // namespace gradients

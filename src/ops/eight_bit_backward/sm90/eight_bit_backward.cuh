@@ -32,6 +32,20 @@ struct EightBitBackwardSteps : EightBitBackwardConsumer<C> {
   static constexpr int dim_qk = C.tiling.head_dim_qk;
   static constexpr int dim_v = C.tiling.head_dim_v;
 
+  /// S and dP are in flight with dV and dK. Of 128 queries ptxas (NVRTC 13.0) has no registers for all, nor
+  /// for S alone beside them, and would serialise the products (C7512).
+  static constexpr bool scores_beside_gradients = C.tiling.block_m == 64;
+
+  /// Waits for dV and dK of a block, not for the products of the `later` groups that were issued after them.
+  template <int later>
+  TANDEM_DEVICE void await_gradients(typename Base::QPosition at, float (&dk)[dim_qk / 2],
+                                     float (&dv)[dim_v / 2]) {
+    ptx::wgmma_wait<later>();
+    ptx::pin_registers(dv);
+    ptx::pin_registers(dk);
+    this->release(at);
+  }
+
   /// Query block m. When this warpgroup has the tensor cores, it issues dQ of the previous query block (the
   /// first warpgroup: of the one before), the scores of block m, dV and dK of the previous one, and dP of
   /// block m. The arithmetic of block m then runs under the other warpgroup's products. Who writes dS when is
@@ -57,24 +71,27 @@ struct EightBitBackwardSteps : EightBitBackwardConsumer<C> {
       this->pack(p_packed, p_of);
     } else {
       float dq[C.dq_columns() / 2];
+      const auto issue_s = [&] { this->template issue_scores<dim_qk>(s, shared.k, shared.q[q_at.stage]); };
       this->issue_dq(dq, shared.scores[score_at.stage ^ warpgroup]);
-      this->template issue_scores<dim_qk>(s, shared.k, shared.q[q_at.stage]);
+      if constexpr (scores_beside_gradients) issue_s();
       this->template issue_gradient<dim_v>(dv, p_packed, shared.dout_t[before.stage]);
-      ptx::wgmma_wait<2>();
+      ptx::wgmma_wait<scores_beside_gradients ? 2 : 1>();
       ptx::pin_registers(dq);
       ptx::wgmma_fence();
       this->template issue_gradient<dim_qk>(dk, ds_packed, shared.q_t[before.stage]);
       this->store_dq(dq);
+      if constexpr (!scores_beside_gradients) {
+        await_gradients<0>(before, dk, dv);
+        ptx::wgmma_fence();
+        issue_s();
+      }
       ptx::wgmma_fence();
       this->template issue_scores<dim_v>(dp, shared.v, shared.dout[q_at.stage]);
       pingpong_pass(warpgroup);
-      ptx::wgmma_wait<3>();
+      ptx::wgmma_wait<scores_beside_gradients ? 3 : 1>();
       ptx::pin_registers(s);
       this->template probabilities<masked>(t, m, s, p_of);
-      ptx::wgmma_wait<1>();
-      ptx::pin_registers(dv);
-      ptx::pin_registers(dk);
-      this->release(before);
+      if constexpr (scores_beside_gradients) await_gradients<1>(before, dk, dv);
       this->pack(p_packed, p_of);
     }
     ptx::wgmma_wait<0>();

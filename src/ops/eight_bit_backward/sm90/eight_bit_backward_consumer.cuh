@@ -63,9 +63,10 @@ struct EightBitBackwardConsumer : tile::BackwardScores<C, EightBitBackwardShared
     ptx::wgmma_commit();
   }
 
-  /// Issues dQ = dS K for this warpgroup's columns of dQ.
+  /// Issues dQ = dS K for this warpgroup's rows and columns of dQ.
   TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds) {
-    ptx::MatrixDescriptor a = ds.operand();
+    ptx::MatrixDescriptor a =
+        ds.operand() + Shared::ScoreTile::offset(0, 64) * static_cast<u32>(this->dq_row_group());
     ptx::MatrixDescriptor b =
         shared.k_t.operand() + Shared::KTransposed::offset(0, 1) * static_cast<u32>(this->dq_column_at());
     ptx::forget_address(a);

@@ -23,12 +23,13 @@ TANDEM_DEVICE void butterfly(float& a, float& b) {
   a = sum;
 }
 
-/// The levels of eight neighbours.
-TANDEM_DEVICE void butterflies(float (&x)[8]) {
+/// The levels of neighbours, a power of two.
+template <int count>
+TANDEM_DEVICE void butterflies(float (&x)[count]) {
 #pragma unroll
-  for (int half = 1; half < 8; half *= 2) {
+  for (int half = 1; half < count; half *= 2) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < count; ++i) {
       if ((i & half) == 0) butterfly(x[i], x[i + half]);
     }
   }
