@@ -124,10 +124,12 @@ def recipes(**options: object) -> Cases:
 
 
 def gradients_in_8_bits(device: str) -> str:
-    tensors = qkv("bf16", head_dim=128)
     options = {"device": device, "precision": "int8", "backward_precision": "int8"}
-    tandem.explain(*tensors, return_max_logits=True, **options)
-    return tandem.explain(*tensors, backward=True, **options)
+    for head_dim in (64, 128):
+        tensors = qkv("bf16", head_dim=head_dim)
+        tandem.explain(*tensors, return_max_logits=True, **options)
+        explained = tandem.explain(*tensors, backward=True, **options)
+    return explained
 
 
 def widest(**options: object) -> Callable[[str], str]:
