@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import itertools
 import json
 import math
@@ -147,7 +148,9 @@ def million(program: Path) -> dict:
     return {**cell, **found, "us": times, "tflops": harness.tflops(prepared["flops"], times)}
 
 
-def precision_cells(program: Path, cells: list[dict], settings: list[str], rounds: int) -> list[dict]:
+def precision_cells(
+    program: Path, cells: list[dict], settings: list[str], rounds: int
+) -> collections.abc.Iterator[dict]:
     """The 16-bit call; of every setting forward the kernel alone and the whole call, backward (of int8) the
     whole call and that behind its forward, beside cuDNN's in FP8 where that is installed."""
     changes: dict[str, dict[str, dict]] = {
@@ -161,7 +164,6 @@ def precision_cells(program: Path, cells: list[dict], settings: list[str], round
         gradients = {"precision": "int8", "backward_precision": "int8"}
         changes["backward"]["int8 whole"] = gradients
         changes["backward"]["int8 with forward"] = {"pass": "both", **gradients}
-    results = []
     for which, of_pass in itertools.groupby(cells, lambda cell: cell["pass"]):
         variants = Variants(program, changes[which])
         for cell in of_pass:
@@ -171,8 +173,7 @@ def precision_cells(program: Path, cells: list[dict], settings: list[str], round
             rates = harness.tflops(1.0, times).items()
             flops = {name: of["flops"] for name, of in prepared.items()}
             tflops = {name: flops.get(name, flops["16-bit"]) * rate for name, rate in rates}
-            results.append({**cell, "us": times, "tflops": tflops})
-    return results
+            yield {**cell, "us": times, "tflops": tflops}
 
 
 def print_precision(document: dict) -> None:

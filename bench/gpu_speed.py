@@ -343,6 +343,19 @@ def tables_of(args: argparse.Namespace) -> dict[str, list[dict]]:
     return {name: cells for name, cells in tables.items() if cells}
 
 
+def measure_precision(document: dict[str, Any], cells: list[dict], args: argparse.Namespace) -> None:
+    """Measures the cells that `document` has not yet, until the time is over."""
+    done = document.setdefault("precision", [])
+    left = [cell for cell in cells if not any(cell.items() <= one.items() for one in done)]
+    end = time.perf_counter() + (args.seconds or math.inf)
+    for one in gpu_program.precision_cells(args.program, left, args.precision, args.rounds):
+        done.append(one)
+        rates = {name: round(rate, 1) for name, rate in one["tflops"].items()}
+        print(one["pass"], one["head_dim"], mask_of(one), one["seqlen"], rates, flush=True)
+        if time.perf_counter() > end:
+            break
+
+
 def run(args: argparse.Namespace) -> dict[str, Any]:
     document = {**harness.origin(harness.device_name(args.device), args.commit), "rounds": args.rounds}
     document |= {"sustained_seconds": args.sustained}
@@ -357,7 +370,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         cells = tables.pop("cells", [])
         for cell in cells:
             del cell["deterministic"]
-        document["precision"] = gpu_program.precision_cells(args.program, cells, args.precision, args.rounds)
+        measure_precision(document, cells, args)
     if tables:
         measure_all(document, tables, args)
     if args.long and "forward" in args.passes:
