@@ -174,6 +174,7 @@ def measure(cell: Cell, threads: int, seconds: float, rounds: int, joules: bool)
         if joules:
             load = harness.sustained(sides[name], 2.0)
             record[name] |= harness.energy_of(load, cell.flops, cell.batch * cell.seqlen)
+            record[name] |= {"watts": load["watts"]} if "watts" in load else {}
     return record
 
 

@@ -67,7 +67,9 @@ def test_joules_are_those_of_the_counters(tmp_path: Path, powercap: Path) -> Non
     assert "energy: the CPU's packages, by RAPL" in done.stderr and "pJ/FLOP" in done.stderr
     (measured,) = json.loads((tmp_path / "cpu.json").read_text())["cells"]
     for found in (measured["tandem"], measured["torch"]):
-        assert found["joules"] == pytest.approx(50 * found["median"], rel=0.9)
+        # By the same seconds as the joules: a call takes longer than in its rounds where neighbours compute.
+        assert found["watts"] == pytest.approx(50, rel=0.3)
+        assert 0.5 * found["best"] < found["joules"] / 50 < 20 * found["median"]
         assert found["picojoules_per_flop"] == pytest.approx(found["joules"] / measured["flops"] * 1e12)
         assert found["microjoules_per_token"] == pytest.approx(found["joules"] / 512 * 1e6)
 
