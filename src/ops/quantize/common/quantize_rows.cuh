@@ -1,7 +1,7 @@
 // Quantises rows of a head: loads, scales, and rounding to 8 bits.
 //
-// Two or four threads share a row. Of every 32 channels each has as many neighbours: eight of four threads,
-// or sixteen of two, in vectors of eight.
+// Two or four threads share a row. Of every 32 channels a thread has sixteen neighbours where two share it,
+// and eight where four do, in vectors of eight.
 #pragma once
 
 #include "ops/quantize/common/quantize_items.cuh"
