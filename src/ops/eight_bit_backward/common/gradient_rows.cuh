@@ -16,7 +16,7 @@ using quantizer::WorkItem;
 
 /// A CTA's shared memory: gradient_rows_bytes, and behind it what a kernel has for itself.
 struct Shared {
-  u32* maxima;       ///< bits of largest values, 16 for each: of the warps
+  float* maxima;     ///< largest values, 16 for each: of the warps
   ptx::Vec4* signs;  ///< the rotation's: [vector][thread of a row], as PackedRow has words
   float* mean;       ///< K's of a head, with those signs
   char* rest;
@@ -25,7 +25,7 @@ template <QuantizeConfig C>
 TANDEM_DEVICE Shared shared_memory() {
   char* const base = ptx::dynamic_shared();
   char* const signs = base + gradient_maxima_bytes;
-  return {reinterpret_cast<u32*>(base), reinterpret_cast<ptx::Vec4*>(signs),
+  return {reinterpret_cast<float*>(base), reinterpret_cast<ptx::Vec4*>(signs),
           reinterpret_cast<float*>(signs + gradient_signs_bytes), base + gradient_rows_bytes(C)};
 }
 
@@ -190,19 +190,19 @@ struct QueryBlocks {
 /// The largest of the CTA's rows, for several numbers at once, none of them negative or a NaN. Each call
 /// has `maxima` of its own.
 template <int count>
-TANDEM_DEVICE void find_largest(float (&x)[count], u32* maxima) {
+TANDEM_DEVICE void find_largest(float (&x)[count], float* maxima) {
   constexpr int warps = quantize_threads / warp_size;
   const int thread = static_cast<int>(ptx::thread_index());
   const int lane = thread % warp_size;
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    const u32 largest = ptx::reduce_max(ptx::bits_of(x[i]));  // such floats are ordered as their bits
+    const float largest = quantizer::largest_of_warp(x[i]);
     if (lane == 0) ptx::store_shared(maxima + i * warps + thread / warp_size, largest);
   }
   ptx::sync_block();
 #pragma unroll
   for (int i = 0; i < count; ++i)
-    x[i] = ptx::float_of(ptx::reduce_max(ptx::load_shared(maxima + i * warps + lane % warps)));
+    x[i] = quantizer::largest_of_warp(ptx::load_shared(maxima + i * warps + lane % warps));
 }
 
 /// Whether the row is no number; it is 0 then. `largest` is the largest magnitude of the thread's part.

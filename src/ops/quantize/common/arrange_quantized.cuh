@@ -85,7 +85,7 @@ TANDEM_DEVICE void arrange_rows(const ArrangeParams& p, int number) {
   u8* const to = x.quantized + offset_of(x.quantized_stride, item, at);
 #pragma unroll
   for (int j = 0; j < Row<C.head_dim_qk>::vectors; ++j) {
-    const int col = (4 * j + t) * 8;
+    const int col = Row<C.head_dim_qk>::channel(j, t);
     store_quantized<C.vectors>(x, to, col,
                                load_quantized<C.qk, C.vectors>(from, col, C.head_dim_qk, true, negative));
   }
@@ -107,8 +107,8 @@ TANDEM_DEVICE void arrange_values(const ArrangeParams& p, int number) {
   for (int j = 0; j < Row<C.head_dim_v>::vectors; ++j) {
     put_quantized_v<C, row_threads>(
         table, thread, j,
-        load_quantized<C.pv, C.vectors>(from, (4 * j + t) * 8, C.head_dim_v, item.first + key < item.used,
-                                        scale < 0.0F));
+        load_quantized<C.pv, C.vectors>(from, Row<C.head_dim_v>::channel(j, t), C.head_dim_v,
+                                        item.first + key < item.used, scale < 0.0F));
   }
   ptx::sync_block();
   u8* const quantized =

@@ -37,12 +37,12 @@ TANDEM_DEVICE void dequantize_rows(const QuantizeParams& p, const QuantizedTenso
   Quantized8 raw[Row<head_dim>::vectors];
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    raw[j] = load_quantized<type, C.vectors>(from, (4 * j + t) * 8, head_dim, true, false);
+    raw[j] = load_quantized<type, C.vectors>(from, Row<head_dim>::channel(j, t), head_dim, true, false);
   }
   const float scale = caller_scale(scales, item, row);
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    const int col = (4 * j + t) * 8;
+    const int col = Row<head_dim>::channel(j, t);
     if (col >= head_dim) continue;
     float values[8];
     widen<type>(values, raw[j]);

@@ -34,9 +34,6 @@ struct ThreadRow {
   TANDEM_DEVICE int batch() const { return ptx::load_shared(&pass->batch); }
   TANDEM_DEVICE int head() const { return ptx::load_shared(&pass->head) + segment; }
   TANDEM_DEVICE int first() const { return ptx::load_shared(&pass->first); }
-  TANDEM_DEVICE const u16* source(const Strides& s) const {
-    return ptx::load_shared(&pass->source) + row * s.row + of_head(s.head);
-  }
   TANDEM_DEVICE u8* quantized(const Strides& s) const {
     return ptx::load_shared(&pass->quantized) + row * s.row + of_head(s.head);
   }

@@ -113,7 +113,7 @@ template <int groups = 8, int head_dim, int threads>
 TANDEM_DEVICE void rotate_groups(Row<head_dim, threads>& row) {
   constexpr int all = head_dim / 32;
   if constexpr ((all & groups) != 0) {
-    constexpr int of_group = unit_of(threads) / 8;  // vectors
+    constexpr int of_group = Row<head_dim, threads>::unit / 8;  // vectors
     constexpr int first = all / (2 * groups) * (2 * groups) * of_group;
     constexpr int vectors = groups * of_group;
 #pragma unroll

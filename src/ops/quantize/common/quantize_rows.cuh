@@ -14,10 +14,6 @@
 namespace tandem::quantizer {
 
 constexpr int row_threads = 4;  ///< unless a Row has others
-/// Channels of 32 that one of `threads` threads has.
-constexpr int unit_of(int threads) {
-  return 32 / threads;
-}
 constexpr float largest_float = 3.4028235e38F;
 /// A group whose largest magnitude is smaller counts as zeros: the inverse of its scale might overflow.
 constexpr float smallest_largest = 0x1p-100F;
@@ -69,7 +65,7 @@ TANDEM_DEVICE Tables tables() {
 /// One thread's values of a row that `threads` share.
 template <int head_dim, int threads = row_threads>
 struct Row {
-  static constexpr int unit = unit_of(threads);
+  static constexpr int unit = 32 / threads;  ///< channels of 32
   static constexpr int vectors = (head_dim + 31) / 32 * (unit / 8);
   /// Vectors of 32 channels that are complete.
   static constexpr int whole = head_dim / 32 * (unit / 8);
