@@ -67,10 +67,10 @@ inline bool allows_vectors(const Operand& o, std::int64_t head_dim) {
          o.head_stride % 8 == 0 && o.batch_stride % 8 == 0;
 }
 
-/// Whether every row of 8-bit values starts at a multiple of 8 bytes and holds whole groups of 8.
-inline bool allows_quantized_vectors(const Operand& x, std::int64_t head_dim) {
-  return reinterpret_cast<std::uintptr_t>(x.data) % 8 == 0 && head_dim % 8 == 0 &&
-         (x.row_stride | x.head_stride | x.batch_stride) % 8 == 0;
+/// Whether every row of 8-bit values starts at a multiple of `bytes`, a power of two, and holds whole groups.
+inline bool allows_quantized_vectors(const Operand& x, std::int64_t head_dim, unsigned int bytes = 8) {
+  return reinterpret_cast<std::uintptr_t>(x.data) % bytes == 0 && head_dim % bytes == 0 &&
+         (x.row_stride | x.head_stride | x.batch_stride) % bytes == 0;
 }
 
 /// The tensors that TMA reads; dout in backward alone.

@@ -349,6 +349,17 @@ constexpr QuantizeConfig tensor_config(int head_dim, OperandType type, ScaleGrou
           .vectors = head_dim % 8 == 0};
 }
 
+TEST(Quantize, RowsAtMultiplesOf8BytesAreNotWrittenIn16) {
+  for (const std::int64_t head_dim : {64, 72}) {
+    UserTensor tensor(head_dim, 200, OperandType::e4m3, ScaleGroup::block, true, true);
+    EXPECT_TRUE(choose_tensor_config(tensor.problem).vectors);
+    tensor.problem.codes.data = tensor.quantized.data() + 8;
+    EXPECT_EQ(choose_tensor_config(tensor.problem).vectors, head_dim == 72);
+    tensor.problem.codes.data = tensor.quantized.data() + 4;
+    EXPECT_FALSE(choose_tensor_config(tensor.problem).vectors);
+  }
+}
+
 TEST(Quantize, TensorsInTheCallersLayout) {
   for (const std::int64_t rows : {200, 1, 0}) {
     SCOPED_TRACE(rows);

@@ -54,12 +54,8 @@ QuantizeConfig choose_tensor_config(const QuantizeProblem& problem) {
   c.qk_scales = problem.group;
   c.rotate_qk = problem.rotate;
   c.smooth_k = problem.mean.given();
-  const Operand& codes = problem.codes;
   c.vectors = gpu::allows_vectors(problem.x, problem.head_dim) &&
-              gpu::allows_quantized_vectors(codes, problem.head_dim);
-  const bool sixteen = reinterpret_cast<std::uintptr_t>(codes.data) % 16 == 0 &&
-                       (codes.row_stride | codes.head_stride | codes.batch_stride) % 16 == 0;
-  c.vectors = c.vectors && (sixteen || !c.stores_sixteen());
+              gpu::allows_quantized_vectors(problem.codes, problem.head_dim, c.stores_sixteen() ? 16 : 8);
   return c;
 }
 
