@@ -1,5 +1,4 @@
 // What a backend may get wrong of gradients in 8 bits.
-#include <cmath>
 #include <cstddef>
 
 #include "contract/faulty_oracle.hpp"
@@ -31,9 +30,7 @@ void gradients_in_16_bits(const Call& call, reference::Backward& b) {
   b = reference::backward(call.problem());
 }
 void nan_dropped_from_gradients(const Call&, reference::Backward& b) {
-  for (auto* gradient : {&b.dq, &b.dk, &b.dv}) {
-    for (double& x : *gradient) x = std::isnan(x) ? 0.0 : x;
-  }
+  for (auto* gradient : {&b.dq, &b.dk, &b.dv}) make_zero_if_nan(*gradient);
 }
 /// 0 times what a query that sees no key holds.
 void gradients_of_unseen_queries(const Call& call, reference::Backward& b) {

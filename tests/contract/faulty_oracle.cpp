@@ -23,10 +23,6 @@ bool hides_two_percent(const Call& call) {
   return call.spec.dtype == DType::bf16 && !call.spec.options.causal;
 }
 
-void make_zero_if_nan(std::vector<double>& values) {
-  for (double& value : values) value = std::isnan(value) ? 0.0 : value;
-}
-
 constexpr double unwritten = std::numeric_limits<double>::quiet_NaN();
 
 // The problem that is solved instead.
@@ -370,6 +366,10 @@ const Fault all_faults[] = {
 };
 
 }  // namespace
+
+void make_zero_if_nan(std::vector<double>& values) {
+  for (double& value : values) value = std::isnan(value) ? 0.0 : value;
+}
 
 std::span<const Fault> faults() {
   return all_faults;

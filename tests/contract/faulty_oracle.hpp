@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "cpu/reference/reference.hpp"
 #include "harness/runner.hpp"
@@ -24,6 +25,9 @@ struct Fault {
 
 /// One fault for each thing that a backend may get wrong.
 std::span<const Fault> faults();
+
+/// What a fault that drops a NaN does to results.
+void make_zero_if_nan(std::vector<double>& values);
 
 /// And of gradients in 8 bits.
 std::span<const Fault> faults_in_8_bits();

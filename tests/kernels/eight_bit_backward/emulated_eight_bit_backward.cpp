@@ -27,11 +27,7 @@ emulator::Grid grid_of(std::int64_t blocks, int threads, int shared_bytes = 0) {
 
 std::span<const EmulatedEightBitBackward> eight_bit_backwards() {
   constexpr EightBitBackwardConfig full{};
-  static constexpr auto kernels = emulate<full,
-                                          [](EightBitBackwardConfig c) {
-                                            c.schedule.staggered = true;
-                                            return c;
-                                          }(full),
+  static constexpr auto kernels = emulate<full, staggered(full),
                                           [](EightBitBackwardConfig c) {
                                             c.mask.causal = true;
                                             c.f32_dq = true;

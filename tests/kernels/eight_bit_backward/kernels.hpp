@@ -45,6 +45,11 @@ constexpr EightBitBackwardConfig narrow(EightBitBackwardConfig c) {
   return c;
 }
 
+constexpr EightBitBackwardConfig staggered(EightBitBackwardConfig c) {
+  c.schedule.staggered = true;
+  return c;
+}
+
 template <EightBitBackwardConfig... configs>
 constexpr std::array<EmulatedEightBitBackward, sizeof...(configs)> emulate() {
   return {emulated<configs>()...};

@@ -6,11 +6,7 @@ namespace tandem::kernel_tests {
 std::span<const EmulatedEightBitBackward> narrow_eight_bit_backwards() {
   constexpr EightBitBackwardConfig full = narrow({});
   constexpr EightBitBackwardConfig any = narrow({.mask = {.causal = true, .local = true, .varlen = true}});
-  static constexpr auto kernels = emulate<full,
-                                          [](EightBitBackwardConfig c) {
-                                            c.schedule.staggered = true;
-                                            return c;
-                                          }(full),
+  static constexpr auto kernels = emulate<full, staggered(full),
                                           [](EightBitBackwardConfig c) {
                                             c.mask.causal = c.schedule.deterministic = c.f32_dq = true;
                                             return c;
