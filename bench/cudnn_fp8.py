@@ -13,6 +13,7 @@ import harness
 
 try:
     import cudnn
+    import gpu_peers
     import torch
 except ImportError:
     cudnn = None
@@ -53,9 +54,8 @@ def backward(cell: dict[str, Any]) -> harness.OnGpu | None:
     cuDNN has no kernel."""
     if cudnn is None:
         return None
-    shape = (cell["batch"], cell["seqlen"], cell["heads"], cell["head_dim"])
-    drawn = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    q, k, v, dout = (x.to(torch.float8_e4m3fn) for x in drawn)
+    tensors = gpu_peers.Cell({**cell, "dtype": "e4m3"}, "cuda")
+    q, k, v, dout = tensors.q, tensors.k, tensors.v, tensors.dout
     wide = [x.to(torch.bfloat16).transpose(1, 2).requires_grad_() for x in (q, k, v)]
     flash = torch.ops.aten._scaled_dot_product_flash_attention
     out, lse = flash(*wide, 0.0, bool(cell["causal"]))[:2]

@@ -135,6 +135,10 @@ def compile_all(cells: list[dict]) -> None:
         list(pool.map(gpu_peers.compile_kernels, cells))
 
 
+def unmeasured(cells: list[dict], done: list[dict]) -> list[dict]:
+    return [cell for cell in cells if not any(cell.items() <= one.items() for one in done)]
+
+
 def measure_all(document: dict[str, Any], tables: dict[str, list[dict]], args: argparse.Namespace) -> None:
     """Measures the cells of `tables` that `document` has not yet, until the time is over."""
     libraries, missing = gpu_peers.found(args.peer, args.without)
@@ -144,12 +148,8 @@ def measure_all(document: dict[str, Any], tables: dict[str, list[dict]], args: a
         print(f"found {name} {what['version']}: {what['source']}", flush=True)
     for name, why in missing.items():
         print(f"not found {name}: {why}", flush=True)
-    left = [
-        (table, cell)
-        for table, cells in tables.items()
-        for cell in cells
-        if not any(cell.items() <= done.items() for done in document.get(table, []))
-    ]
+    lists = {name: unmeasured(cells, document.get(name, [])) for name, cells in tables.items()}
+    left = [(table, cell) for table, cells in lists.items() for cell in cells]
     if args.device == "cuda":
         compile_all([cell for _, cell in left])
         document |= ceilings(fp8="fp8" in tables)
@@ -346,7 +346,7 @@ def tables_of(args: argparse.Namespace) -> dict[str, list[dict]]:
 def measure_precision(document: dict[str, Any], cells: list[dict], args: argparse.Namespace) -> None:
     """Measures the cells that `document` has not yet, until the time is over."""
     done = document.setdefault("precision", [])
-    left = [cell for cell in cells if not any(cell.items() <= one.items() for one in done)]
+    left = unmeasured(cells, done)
     end = time.perf_counter() + (args.seconds or math.inf)
     for one in gpu_program.precision_cells(args.program, left, args.precision, args.rounds):
         done.append(one)
