@@ -10,28 +10,77 @@
 
 namespace tandem {
 
-/// Sum of out * dout over eight columns of a row.
+/// The sum of out * dout over eight columns of a row.
 template <Element element>
-TANDEM_DEVICE float dot_columns(const u16* out, const u16* dout, int col, int columns, bool vectors) {
+TANDEM_DEVICE float dot_vectors(const ptx::Vec4& out, const ptx::Vec4& dout) {
+  const u32 left[4] = {out.x, out.y, out.z, out.w};
+  const u32 right[4] = {dout.x, dout.y, dout.z, dout.w};
   float sum = 0.0F;
-  if (vectors) {
-    if (col >= columns) return 0.0F;
-    const ptx::Vec4 a = ptx::load_global(reinterpret_cast<const ptx::Vec4*>(out + col));
-    const ptx::Vec4 b = ptx::load_global(reinterpret_cast<const ptx::Vec4*>(dout + col));
-    const u32 left[4] = {a.x, a.y, a.z, a.w};
-    const u32 right[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sum = ptx::fma(tile::unpack_low<element>(left[i]), tile::unpack_low<element>(right[i]), sum);
-      sum = ptx::fma(tile::unpack_high<element>(left[i]), tile::unpack_high<element>(right[i]), sum);
-    }
-    return sum;
-  }
-  for (int i = col; i < min(col + 8, columns); ++i) {
-    sum = ptx::fma(ptx::unpack<element>(ptx::load_global(out + i)),
-                   ptx::unpack<element>(ptx::load_global(dout + i)), sum);
+  for (int i = 0; i < 4; ++i) {
+    sum = ptx::fma(tile::unpack_low<element>(left[i]), tile::unpack_low<element>(right[i]), sum);
+    sum = ptx::fma(tile::unpack_high<element>(left[i]), tile::unpack_high<element>(right[i]), sum);
   }
   return sum;
+}
+
+/// Eight columns of a row that is no whole vectors; 0 for those that it does not have.
+TANDEM_DEVICE ptx::Vec4 gather_columns(const u16* row, int col, int columns) {
+  u32 pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = col + 2 * i;
+    const u32 low = at < columns ? ptx::load_global(row + at) : 0;
+    const u32 high = at + 1 < columns ? ptx::load_global(row + at + 1) : 0;
+    pairs[i] = low | high << 16U;
+  }
+  return {pairs[0], pairs[1], pairs[2], pairs[3]};
+}
+
+/// Which of the rows of a query block a thread reads: in pass i row i * rows + thread / lanes, of which it
+/// has eight columns. Lane i of a row's then stores what was found of pass i's row.
+template <auto C>
+struct PreprocessPasses {
+  static constexpr int threads = backward_rows_threads(C);
+  static constexpr int lanes = C.tiling.head_dim_v <= 64 ? 8 : C.tiling.head_dim_v <= 128 ? 16 : 32;
+  static constexpr int rows = threads / lanes;
+  static constexpr int count = C.tiling.block_m / rows;
+  static constexpr int at_once = count < 4 ? count : 4;  ///< passes whose loads are in flight together
+  static_assert(count * rows == C.tiling.block_m && count % at_once == 0 && count <= lanes);
+};
+
+/// The thread's part of out * dout of each pass's row. Memory bounds the kernel, so a thread asks for the
+/// vectors of several rows before it waits for one.
+template <auto C>
+TANDEM_DEVICE void dot_rows(float (&sums)[PreprocessPasses<C>::count], const BackwardParams& p,
+                            const BackwardRows& t, const u16* out, const u16* dout) {
+  using Passes = PreprocessPasses<C>;
+  const int thread = static_cast<int>(ptx::thread_index());
+  const int col = thread % Passes::lanes * 8;
+  const int first = thread / Passes::lanes;
+  out += first * p.out_stride.row;
+  dout += first * p.dout_stride.row;
+#pragma unroll
+  for (int i = 0; i < Passes::count; i += Passes::at_once) {
+    ptx::Vec4 a[Passes::at_once];
+    ptx::Vec4 b[Passes::at_once];
+    const auto load = [&](auto columns) {
+#pragma unroll
+      for (int j = 0; j < Passes::at_once; ++j) {
+        const int row = (i + j) * Passes::rows;
+        const bool used = t.first + first + row < t.seqlen_q && col < p.head_dim_v;
+        a[j] = used ? columns(out + row * p.out_stride.row) : ptx::Vec4{};
+        b[j] = used ? columns(dout + row * p.dout_stride.row) : ptx::Vec4{};
+      }
+    };
+    if (p.rows_vectors) {
+      load([&](const u16* row) { return ptx::load_global(reinterpret_cast<const ptx::Vec4*>(row + col)); });
+    } else {
+      load([&](const u16* row) { return gather_columns(row, col, p.head_dim_v); });
+    }
+#pragma unroll
+    for (int j = 0; j < Passes::at_once; ++j) sums[i + j] = dot_vectors<C.tiling.element>(a[j], b[j]);
+  }
 }
 
 /// Which keys the queries of `t` see. All lanes call.
@@ -62,16 +111,30 @@ TANDEM_DEVICE bool is_sinks_own(const BackwardParams& p, int head, float lse) {
   return difference <= 1e-6F * ptx::fmax(1.0F, ptx::fmax(sink, -sink));
 }
 
+/// Whether any column of each pass's row is not 0: bit i of pass i. All lanes call.
+template <auto C>
+TANDEM_DEVICE u32 nonzero_rows(const BackwardParams& p, const BackwardRows& t, const u16* out) {
+  using Passes = PreprocessPasses<C>;
+  const int thread = static_cast<int>(ptx::thread_index());
+  u32 nonzero = 0;
+  for (int i = 0; i < Passes::count; ++i) {
+    const int row = i * Passes::rows + thread / Passes::lanes;
+    if (t.first + row >= t.seqlen_q) continue;
+    if (any_nonzero(out + row * p.out_stride.row, thread % Passes::lanes * 8, p.head_dim_v))
+      nonzero |= 1U << i;
+  }
+#pragma unroll
+  for (int distance = 1; distance < Passes::lanes; distance *= 2)
+    nonzero |= ptx::shuffle_xor(nonzero, distance);
+  return nonzero;
+}
+
 /// One CTA for each query block and head. Of the fields of the Config that concern masks one is read:
 /// functions.mask_function says that functions may hide all keys from a query.
 template <auto C>
 TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
     backward_preprocess(const __grid_constant__ BackwardParams p) {
-  constexpr int threads = backward_rows_threads(C);
-  constexpr int lanes = C.tiling.head_dim_v <= 64    ? 8
-                        : C.tiling.head_dim_v <= 128 ? 16
-                                                     : 32;  ///< lanes of a row, 8 columns each
-  static_assert(C.tiling.block_m % (threads / lanes) == 0);
+  using Passes = PreprocessPasses<C>;
   const int thread = static_cast<int>(ptx::thread_index());
   // The grid has a CTA for each query block of the workspace, and at least one for each counter.
   const int block = static_cast<int>(ptx::block_index());
@@ -84,52 +147,50 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
     if constexpr (C.clears_sums) {
       auto* const sums =
           reinterpret_cast<ptx::Vec4*>(p.dq_sum + t.block * (C.tiling.block_m * C.tiling.head_dim_qk));
-      for (int i = thread; i < C.tiling.block_m * C.tiling.head_dim_qk / 4; i += threads)
+      for (int i = thread; i < C.tiling.block_m * C.tiling.head_dim_qk / 4; i += Passes::threads)
         ptx::store_global(sums + i, ptx::Vec4{0, 0, 0, 0});
     }
     const int batch = p.packed_q ? 0 : t.batch;
-    const int lane = thread % lanes;
+    const i64 query = t.begin_q + static_cast<i64>(t.first);
+    const auto first_row = [&](const void* x, const Strides& s) {
+      return static_cast<const u16*>(x) + batch * s.batch + t.head * s.head + query * s.row;
+    };
+    const u16* const out = first_row(p.out, p.out_stride);
+    const int lane = thread % Passes::lanes;
+    const int row = lane * Passes::rows + thread / Passes::lanes;  // that the thread stores
+    const bool stores = lane < Passes::count;
+    const bool used = stores && t.first + row < t.seqlen_q;
+    float lse = -ptx::infinity();
+    float dlse = 0.0F;
+    if (used) {
+      lse = ptx::load_global(p.lse + batch * p.lse_stride.batch + t.head * p.lse_stride.head +
+                             (query + row) * p.lse_stride.row);
+      if (p.dlse != nullptr) {
+        dlse = ptx::load_global(p.dlse + batch * p.dlse_stride.batch + t.head * p.dlse_stride.head +
+                                (query + row) * p.dlse_stride.row);
+      }
+    }
     const tile::Visibility visible = visibility<C>(p, t);
+    float sums[Passes::count];
+    dot_rows<C>(sums, p, t, out, first_row(p.dout, p.dout_stride));
+    float sum = 0.0F;
 #pragma unroll
-    for (int i = 0; i < C.tiling.block_m; i += threads / lanes) {
-      const int row = i + thread / lanes;
-      const i64 query = t.begin_q + static_cast<i64>(t.first + row);
-      const bool used = t.first + row < t.seqlen_q;
-      float sum = 0.0F;
-      u32 nonzero = 0;
-      if (used) {
-        const u16* out = static_cast<const u16*>(p.out) + batch * p.out_stride.batch +
-                         t.head * p.out_stride.head + query * p.out_stride.row;
-        const u16* dout = static_cast<const u16*>(p.dout) + batch * p.dout_stride.batch +
-                          t.head * p.dout_stride.head + query * p.dout_stride.row;
-        sum = dot_columns<C.tiling.element>(out, dout, lane * 8, p.head_dim_v, p.rows_vectors);
-        if constexpr (C.functions.mask_function) nonzero = any_nonzero(out, lane * 8, p.head_dim_v) ? 1 : 0;
-      }
+    for (int i = 0; i < Passes::count; ++i) {
 #pragma unroll
-      for (int distance = 1; distance < lanes; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
-      if constexpr (C.functions.mask_function) {
-#pragma unroll
-        for (int distance = 1; distance < lanes; distance *= 2)
-          nonzero |= ptx::shuffle_xor(nonzero, distance);
-      }
-      if (lane != 0) continue;
-      float lse = -ptx::infinity();
-      float dlse = 0.0F;
-      if (used) {
-        lse = ptx::load_global(p.lse + batch * p.lse_stride.batch + t.head * p.lse_stride.head +
-                               query * p.lse_stride.row);
-        if (p.dlse != nullptr) {
-          dlse = ptx::load_global(p.dlse + batch * p.dlse_stride.batch + t.head * p.dlse_stride.head +
-                                  query * p.dlse_stride.row);
-        }
-      }
+      for (int distance = 1; distance < Passes::lanes; distance *= 2)
+        sums[i] += ptx::shuffle_xor(sums[i], distance);
+      sum = lane == i ? sums[i] : sum;
+    }
+    u32 nonzero = 0;
+    if constexpr (C.functions.mask_function) nonzero = nonzero_rows<C>(p, t, out);
+    if (stores) {
       // A row that sees no key contributes nothing, whatever dO and dLSE hold there. (With a sink its LSE
       // does not show it.) A row that has seen a NaN passes NaN to the keys that it sees through its LSE. Its
       // delta must not be NaN: multiplied by 0, it would also reach the keys that it does not see.
       const int seen = visible.end_key(t.first + row) - visible.first_key(t.first + row);
       bool dead = lse == -ptx::infinity() || seen <= 0;
       if constexpr (C.functions.mask_function) {
-        dead = dead || (used && nonzero == 0 && is_sinks_own(p, t.head, lse));
+        dead = dead || (used && (nonzero >> lane & 1U) == 0 && is_sinks_own(p, t.head, lse));
       }
       const bool number = lse < ptx::infinity();
       ptx::store_global(p.lse_log2 + t.block * C.tiling.block_m + row,
