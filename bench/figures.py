@@ -97,7 +97,7 @@ def grid() -> list[Row]:
             digits=3,
         ),
         Row("forward with windows, grouped heads", f"{page}#windows", "FA3", fa3(d["windows"]), digits=3),
-        Row("forward under continuous load", f"{page}#continuous-load", "FA3", fa3(d["sustained"]), digits=3),
+        Row("under continuous load", f"{page}#continuous-load", "FA3", fa3(d["sustained"]), digits=3),
         Row("backward, bf16", f"{page}#backward", BEST, [of_best(c) for c in d["backward"]], 1.15, 1.0, 3),
         Row("backward from 2048 tokens on", f"{page}#backward", "FA3", fa3(longer["backward"]), digits=3),
         Row("forward, e4m3 tensors", f"{page}#forward-e4m3", "FA3", fa3(d["fp8"]), 1.15, 1.0, 3),

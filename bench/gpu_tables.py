@@ -97,19 +97,19 @@ def windows(document: Document) -> list[str]:
 
 def sustained(document: Document) -> list[str]:
     rows = (
-        [c["head_dim"], mask_of(c)]
+        [c["pass"], c["head_dim"], mask_of(c)]
         + [f"{c['tflops'][name]:.1f}" for name in ("tandem", "fa3", "cudnn")]
         + [ratio(of(c, "fa3"), 3), ratio(c["joules"]["tandem"] / c["joules"]["fa3"], 3)]
         for c in document["sustained"]
     )
-    return right(["head_dim", "mask", "Tandem", "FA3", "cuDNN", "of FA3", "joules, of FA3's"], rows)
+    return right(["pass", "head_dim", "mask", "Tandem", "FA3", "cuDNN", "of FA3", "joules, of FA3's"], rows)
 
 
 def energy(document: Document) -> list[str]:
     said, heads, seqlen, batch, head_dim = [], 16, 8192, 2, 128
     shape, tokens = {"head_dim": head_dim, "causal": 1, "seqlen": seqlen}, batch * seqlen
-    for what, which, factor in (("forward", "sustained", 1.0), ("backward", "backward", 2.5)):
-        (cell,) = [c for c in document[which] if shape.items() <= c.items()]
+    for what, factor in (("forward", 1.0), ("backward", 2.5)):
+        (cell,) = [c for c in document["sustained"] if {"pass": what, **shape}.items() <= c.items()]
         flops = factor * 2 * heads * batch * seqlen**2 * head_dim
         found = energy_of({"joules": cell["joules"]["tandem"]}, flops, tokens)
         said.append(
