@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import eight_bit_tensors
+import tandem
 import torch
 from eight_bit_gradients import Attention, Recipe
 from eight_bit_tables import spikes
 from eight_bit_tensors import heads_in_rows
-from loss_curves import Shape, Transformer
+from loss_curves import Attend, Shape, Transformer
 from torch import Tensor, nn
 
 SHAPE = Shape(width=128, heads=2, heads_kv=1, rotary=True)
@@ -64,15 +65,31 @@ def tokens_first(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(2, (heads // x.shape[1], -1)).flatten(1, 2).transpose(1, 2)
 
 
-def learn(recipe: Recipe, seed: int, task: Task) -> dict[str, Any]:
-    """Loss and gradient norm of every step, and the loss of held-out texts, the same for all seeds."""
-    shape, device = task.shape, task.device
-
+def by_recipe(recipe: Recipe) -> Attend:
     def attend(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-        with torch.autocast(device, enabled=False):  # sums of attention are f32 ones
-            read = [(x.bfloat16() if device == "cuda" else x).float() for x in (q, k, v)]
+        on_gpu = q.device.type == "cuda"
+        with torch.autocast(q.device.type, enabled=False):  # sums of attention are f32 ones
+            read = [(x.bfloat16() if on_gpu else x).float() for x in (q, k, v)]
             out: Tensor = ByRecipe.apply(*read, recipe, (window, 0))
         return out
+
+    return attend
+
+
+def by_kernels(precision: str) -> Attend:
+    """Tandem's own call, "int8" forward and backward, or "bf16"."""
+    options = {} if precision == "bf16" else {"precision": precision, "backward_precision": precision}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        read = (x.bfloat16() for x in (q, k, v))
+        return tandem.attention(*read, causal=True, window=(window, -1), **options).to(q.dtype)
+
+    return attend
+
+
+def learn(attend: Attend, seed: int, task: Task) -> dict[str, Any]:
+    """Loss and gradient norm of every step, and the loss of held-out texts, the same for all seeds."""
+    shape, device = task.shape, task.device
 
     def places(values: Tensor, count: int, generator: torch.Generator) -> Tensor:
         return torch.randint(len(values) - shape.context - 1, (count, 1), generator=generator)
@@ -112,18 +129,19 @@ def describe(task: Task) -> dict[str, Any]:
 
 
 def measure(
-    recipes: dict[str, Recipe],
+    attentions: dict[str, Attend],
     seeds: int,
     task: Task,
     budget: float,
     kept: list[dict[str, Any]],
     keep: Callable[[list[dict[str, Any]]], None],
 ) -> None:
-    """Trains by each recipe from each seed, but for `kept` runs. `keep` gets all runs after each one; a run
-    that would end after `budget` seconds, as the longest so far took, is not begun. `exact` comes last."""
+    """Trains by each of `attentions` from each seed, but for `kept` runs. `keep` gets all runs after each.
+    A run that would end after `budget` seconds, as the longest so far took, is not begun. `exact` comes
+    last."""
     begin, longest = time.perf_counter(), 0.0
-    pairs = [(seed, name) for seed in range(seeds) for name in recipes if name != "exact"]
-    pairs += [(seed, "exact") for seed in range(seeds) if "exact" in recipes]
+    pairs = [(seed, name) for seed in range(seeds) for name in attentions if name != "exact"]
+    pairs += [(seed, "exact") for seed in range(seeds) if "exact" in attentions]
     runs = list(kept)
     for seed, name in pairs:
         if any((run["seed"], run["recipe"]) == (seed, name) for run in kept):
@@ -132,7 +150,7 @@ def measure(
         if start - begin + longest > budget:
             print(f"{name}, seed {seed}: left out, {start - begin:.0f} s are over", file=sys.stderr)
             continue
-        learned = learn(recipes[name], seed, task)
+        learned = learn(attentions[name], seed, task)
         seconds = time.perf_counter() - start
         longest = max(longest, seconds)
         runs.append({"recipe": name, "seed": seed, "seconds": round(seconds, 1), **learned})

@@ -108,10 +108,10 @@ def spikes(norms: list[float]) -> int:
     return count
 
 
-def ends(document: Document) -> dict[str, tuple[list[float], list[float], int]]:
+def ends(learned: list[Document]) -> dict[str, tuple[list[float], list[float], int]]:
     """By recipe: held-out losses at the end, their distances from bf16's of the same seed, and spikes."""
     runs: dict[str, list[Document]] = {}
-    for run in document["learning"]:
+    for run in learned:
         runs.setdefault(run["recipe"], []).append(run)
     base = {run["seed"]: run["held_out"][-1] for run in runs["bf16"]}
     found = {}
@@ -122,27 +122,28 @@ def ends(document: Document) -> dict[str, tuple[list[float], list[float], int]]:
     return found
 
 
-def learning(document: Document) -> list[str]:
+def learning(learned: list[Document]) -> list[str]:
     rows = []
-    for said, (last, gaps, count) in ends(document).items():
+    for said, (last, gaps, count) in ends(learned).items():
         cells = [f"{statistics.fmean(last):.4f}", f"{statistics.fmean(gaps):+.4f}"]
         cells += [f"{max(map(abs, gaps)):.4f}", f"{max(last) - min(last):.4f}", str(count)]
         rows.append([said, *cells])
     return right(["attention", "loss", "gap", "largest", "seeds", "spikes"], rows)
 
 
-def learning_in_words(document: Document) -> list[str]:
-    found = ends(document)
+def learning_in_words(learned: list[Document]) -> list[str]:
+    found = ends(learned)
     last, _, _ = found["bf16"]
     gaps = {
         said: f"`{said}` {max(map(abs, gaps)):.4f}" for said, (_, gaps, _) in found.items() if said != "bf16"
     }
     *most, final = gaps.values()
+    others = f"{', '.join(most)} and {final} are" if most else f"{final} is"
     spiky = [f"`{said}` {n}" for said, (_, _, n) in found.items() if n]
     apart = max(last) - min(last)
     said = (
         f"bf16 ends at {statistics.fmean(last):.4f}; its seeds are {apart:.4f} apart. "
-        f"Of the same seed, {', '.join(most)} and {final} are at most so far from it. "
+        f"Of the same seed, {others} at most so far from it. "
         f"Spikes: {', '.join(spiky) or 'none'}."
     )
     return textwrap.wrap(said, 110, break_on_hyphens=False, break_long_words=False)
@@ -150,5 +151,6 @@ def learning_in_words(document: Document) -> list[str]:
 
 TABLES: dict[str, Callable[[Document], list[str]]] = {
     "recipes-in-8-bits": shown_recipes,
-    "learning-in-8-bits": learning_in_words,
+    "learning-in-8-bits": lambda document: learning_in_words(document["learning"]),
+    "kernels-in-8-bits": lambda document: learning_in_words(document["kernels"]),
 }

@@ -3,11 +3,12 @@
     python bench gradients-in-8-bits [--parts PART ...] [--json FILE] [--plot FILE]
     python bench gradients-in-8-bits --from FILE [--plot FILE]
 
-The parts are `alone` (one product rounded, all else exact), `together` (whole recipes) and `learning` (a
-small transformer trained by some recipes, by seed); all of them if none is named. A part replaces that of an
-earlier FILE. Arithmetic is in f64 on values that were rounded exactly; `eight_bit_recipes.py` says what is
-rounded how. Tensors are random ones, those of a sentence encoder, and those of models trained here. The exit
-status is 1 if no recipe in 8 bits reaches a cosine of 0.995 in every real layer.
+The parts are `alone` (one product rounded, all else exact), `together` (whole recipes), `learning` (a small
+transformer trained by some recipes, by seed) and `kernels` (one trained by Tandem's own calls); all of them
+if none is named. A part replaces that of an earlier FILE. Arithmetic is in f64 on values that were rounded
+exactly; `eight_bit_recipes.py` says what is rounded how. Tensors are random ones, those of a sentence
+encoder, and those of models trained here. The exit status is 1 if no recipe in 8 bits reaches a cosine of
+0.995 in every real layer.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import math
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,33 +158,48 @@ def report(document: dict[str, Any]) -> bool:
 
 
 def plot(document: dict[str, Any], path: Path) -> None:
-    """Held-out losses less bf16's of the same seed, beside bf16's seeds less their mean; gradient norms."""
-    figure, (losses, norms) = harness.pyplot().subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    runs = document["learning"]
-    base = {run["seed"]: torch.tensor(run["held_out"]) for run in runs if run["recipe"] == "bf16"}
-    mean = torch.stack([*base.values()]).mean(0)
-    for number, name in enumerate(dict.fromkeys(run["recipe"] for run in runs)):
-        color, less = ("grey", ", less its seeds' mean") if name == "bf16" else (f"C{number}", "")
-        for run in (run for run in runs if run["recipe"] == name):
-            first = run["seed"] == 0
-            every, steps = eight_bit_learning.EVERY, len(run["losses"])
-            looks = [min(every * (i + 1), steps) for i in range(len(run["held_out"]))]
-            distance = torch.tensor(run["held_out"]) - (mean if name == "bf16" else base[run["seed"]])
-            losses.plot(looks, distance, color=color, label=name + less if first else None)
-            smooth = loss_curves.smooth(run["norms"])
-            norms.plot(range(len(smooth)), smooth, color=color, linewidth=0.8, label=name if first else None)
-    losses.set(xlabel="step", ylabel="held-out loss less bf16's of the seed, nats a byte")
-    norms.set(xlabel="step", ylabel=f"gradient norm (mean of {loss_curves.SMOOTH} steps)", yscale="log")
-    for axis in (losses, norms):
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
+    """A row for each part that learns: held-out losses less bf16's of the same seed, beside bf16's seeds less
+    their mean; and gradient norms."""
+    parts = [part for part in LEARNING if part in document]
+    figure, axes = harness.pyplot().subplots(
+        len(parts), 2, figsize=(12, 4.5 * len(parts)), layout="constrained", squeeze=False
+    )
+    for part, (losses, norms) in zip(parts, axes, strict=True):
+        runs = document[part]
+        base = {run["seed"]: torch.tensor(run["held_out"]) for run in runs if run["recipe"] == "bf16"}
+        mean = torch.stack([*base.values()]).mean(0)
+        for number, name in enumerate(dict.fromkeys(run["recipe"] for run in runs)):
+            color, less = ("grey", ", less its seeds' mean") if name == "bf16" else (f"C{number}", "")
+            for run in (run for run in runs if run["recipe"] == name):
+                first = run["seed"] == 0
+                every, steps = eight_bit_learning.EVERY, len(run["losses"])
+                looks = [min(every * (i + 1), steps) for i in range(len(run["held_out"]))]
+                distance = torch.tensor(run["held_out"]) - (mean if name == "bf16" else base[run["seed"]])
+                losses.plot(looks, distance, color=color, label=name + less if first else None)
+                smooth = loss_curves.smooth(run["norms"])
+                norms.plot(
+                    range(len(smooth)), smooth, color=color, linewidth=0.8, label=name if first else None
+                )
+        losses.set(
+            xlabel="step", ylabel="held-out loss less bf16's of the seed, nats a byte", title=LEARNING[part]
+        )
+        norms.set(xlabel="step", ylabel=f"gradient norm (mean of {loss_curves.SMOOTH} steps)", yscale="log")
+        for axis in (losses, norms):
+            axis.grid(alpha=0.3)
+            axis.legend(fontsize=8)
     figure.savefig(path, dpi=110)
 
 
+def learned(document: dict[str, Any], part: str) -> list[str]:
+    return eight_bit_tables.learning(document[part])
+
+
+#: The parts in which a model learns: by recipes in f32, and by Tandem's own kernels.
+LEARNING = {"learning": "recipes", "kernels": "Tandem's kernels"}
 PARTS = {
     "alone": eight_bit_tables.products,
     "together": eight_bit_tables.recipes,
-    "learning": eight_bit_tables.learning,
+    **{part: partial(learned, part=part) for part in LEARNING},
 }
 
 
@@ -215,23 +232,27 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def learn(args: argparse.Namespace, document: dict[str, Any]) -> None:
+def learn(args: argparse.Namespace, document: dict[str, Any], part: str) -> None:
     """Writes the document after each run, so that one that is ended loses no other."""
     shape = replace(eight_bit_learning.SHAPE, **dict(zip(SIZES, args.shape, strict=False)))
     task = eight_bit_learning.Task(args.steps, shape, args.text, args.device)
-    model, earlier = eight_bit_learning.describe(task), document["runs"].get("learning", {})
-    kept = document.get("learning", []) if args.resume else []
+    model, earlier = eight_bit_learning.describe(task), document["runs"].get(part, {})
+    kept = document.get(part, []) if args.resume else []
     if kept and (earlier.get("model") != model or len(kept[0]["losses"]) != args.steps):
         raise SystemExit(f"--resume: runs of {args.json} are of another model, text or number of steps")
     device = harness.device_name(args.device) if args.device == "cuda" else harness.machine()
     origin = harness.origin(device, args.commit) | {"model": model} | ({"before": earlier} if kept else {})
 
     def keep(runs: list[dict[str, Any]]) -> None:
-        document["learning"], document["runs"]["learning"] = runs, origin
+        document[part], document["runs"][part] = runs, origin
         harness.write_json(document, args.json)
 
-    recipes = eight_bit_recipes.learning()
-    eight_bit_learning.measure(recipes, args.seeds, task, args.budget, kept, keep)
+    if part == "kernels":
+        attentions = {name: eight_bit_learning.by_kernels(name) for name in ("bf16", "int8")}
+    else:
+        recipes = eight_bit_recipes.learning()
+        attentions = {name: eight_bit_learning.by_recipe(recipe) for name, recipe in recipes.items()}
+    eight_bit_learning.measure(attentions, args.seeds, task, args.budget, kept, keep)
 
 
 def main() -> int:
@@ -242,8 +263,8 @@ def main() -> int:
         document = json.loads(args.json.read_text()) if args.json and args.json.exists() else {"runs": {}}
         found = inputs(args.quick, args.tensors) if {"alone", "together"} & set(args.parts) else {}
         for part in args.parts:
-            if part == "learning":
-                learn(args, document)
+            if part in LEARNING:
+                learn(args, document, part)
                 continue
             resumed = args.resume and part == "together" and part in document
             if part == "alone":

@@ -173,11 +173,14 @@ def test_the_command(tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "bench", "gradients-in-8-bits", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     document = json.loads(path.read_text())
-    assert set(document["runs"]) == {"alone", "together", "learning"}
+    assert set(document["runs"]) == {"alone", "together", "learning", "kernels"}
     rows = {(r["inputs"], r["recipe"]): r for r in document["together"]}
     assert rows["normal", "bf16"]["dq"]["cosine"] > 0.99999 > rows["normal", "s8, tensor"]["dq"]["cosine"]
     assert {r["recipe"] for r in document["learning"]} == set(eight_bit_recipes.learning())
-    assert all(len(r["losses"]) == 2 and len(r["held_out"]) == 1 for r in document["learning"])
+    assert {r["recipe"] for r in document["kernels"]} == {"bf16", "int8"}
+    for run in (*document["learning"], *document["kernels"]):
+        assert len(run["losses"]) == 2
+        assert len(run["held_out"]) == 1
     assert "At 0.995 in every real layer: " in done.stdout
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
     again = subprocess.run([*command[:3], "--from", path], capture_output=True, text=True, check=True)
