@@ -137,13 +137,11 @@ def learning_in_words(learned: list[Document]) -> list[str]:
     gaps = {
         said: f"`{said}` {max(map(abs, gaps)):.4f}" for said, (_, gaps, _) in found.items() if said != "bf16"
     }
-    *most, final = gaps.values()
-    others = f"{', '.join(most)} and {final} are" if most else f"{final} is"
     spiky = [f"`{said}` {n}" for said, (_, _, n) in found.items() if n]
     apart = max(last) - min(last)
     said = (
         f"bf16 ends at {statistics.fmean(last):.4f}; its seeds are {apart:.4f} apart. "
-        f"Of the same seed, {others} at most so far from it. "
+        f"Most from it at the same seed: {', '.join(gaps.values())}. "
         f"Spikes: {', '.join(spiky) or 'none'}."
     )
     return textwrap.wrap(said, 110, break_on_hyphens=False, break_long_words=False)

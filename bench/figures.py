@@ -81,6 +81,7 @@ def grid() -> list[Row]:
     d, page = result(H2H), f"results/{H2H}.md"
     longer = {which: [c for c in d[which] if c["seqlen"] >= 2048] for which in ("forward", "backward")}
     short = [of_best(c) for c in d["forward"] if c["seqlen"] < 2048]
+    cudnn = [of(c, "cudnn") for c in d["forward"]]
 
     def fa3(cells: list[Any]) -> list[float]:
         return [of(c, "fa3") for c in cells]
@@ -89,13 +90,7 @@ def grid() -> list[Row]:
         Row("forward, bf16", f"{page}#forward", BEST, [of_best(c) for c in d["forward"]], 1.05, 1.0, 3),
         Row("forward of 512 and 1024 tokens", f"{page}#forward", BEST, short, goal=1.1, digits=3),
         Row("forward from 2048 tokens on", f"{page}#forward", "FA3", fa3(longer["forward"]), digits=3),
-        Row(
-            "forward, the whole grid",
-            f"{page}#forward",
-            "cuDNN",
-            [of(c, "cudnn") for c in d["forward"]],
-            digits=3,
-        ),
+        Row("forward, the whole grid", f"{page}#forward", "cuDNN", cudnn, digits=3),
         Row("forward with windows, grouped heads", f"{page}#windows", "FA3", fa3(d["windows"]), digits=3),
         Row("under continuous load", f"{page}#continuous-load", "FA3", fa3(d["sustained"]), digits=3),
         Row("backward, bf16", f"{page}#backward", BEST, [of_best(c) for c in d["backward"]], 1.15, 1.0, 3),
@@ -105,21 +100,32 @@ def grid() -> list[Row]:
 
 
 def eight_bits() -> list[Row]:
-    rows = []
-    for gpu in ("H200", "H100"):
-        page = f"results/gpu-low-precision.md#{gpu.lower()}"
-        cells = result(f"gpu-low-precision-{gpu.lower()}")["precision"]
+    """Whole calls and kernels; gradients at head dimension 128 from 8192 keys on, where goals are."""
 
-        def rates(name: str, other: str, least: int = 0, cells: list[Any] = cells) -> list[float]:
-            return [c["tflops"][name] / c["tflops"][other] for c in cells if c["seqlen"] >= least]
+    def rates(record: str, name: str, other: str, least: int = 0, **of: int) -> list[float]:
+        cells = result(f"gpu-{record}")["precision"]
+        taken = (c["tflops"] for c in cells if c["seqlen"] >= least and of.items() <= c.items())
+        return [t[name] / t[other] for t in taken]
 
-        int8, whole = rates("int8 kernel", "fp8 kernel"), rates("fp8 whole", "16-bit", 4096)
-        rows += [
-            Row(f"`fp8`, {gpu}, from 4096 keys on", page, "bf16", whole, goal=1.0),
-            Row("`int8`, from 1024 keys on", page, "bf16", rates("int8 whole", "16-bit", 1024)),
-            Row("`int8`, the kernel alone", page, "`fp8`, the kernel alone", int8, mean_goal=0.85),
-        ]
-    return rows
+    def trained(name: str, other: str, **of: int) -> list[float]:
+        return rates("gradients-8-bit-h200", name, other, 8192, head_dim=128, **of)
+
+    h200, h100 = ([f"low-precision-{gpu}", "fp8 whole", "16-bit", 4096] for gpu in ("h200", "h100"))
+    int8 = rates("low-precision-h200", "int8 whole", "16-bit", 1024)
+    alone = rates("low-precision-h200", "int8 kernel", "fp8 kernel")
+    full, causal = (trained("int8 whole", "16-bit", causal=causal) for causal in (0, 1))
+    both = trained("int8 with forward", "16-bit with forward", seqlen=16384)
+    page, gradients = "results/gpu-low-precision.md", "results/gradients-in-8-bits.md#on-hopper"
+    return [
+        Row("`fp8`, H200, from 4096 keys on", f"{page}#h200", "bf16", rates(*h200), goal=1.0),
+        Row("`int8`, from 1024 keys on", f"{page}#h200", "bf16", int8),
+        Row("`int8`, the kernel alone", f"{page}#h200", "`fp8`, the kernel alone", alone, mean_goal=0.85),
+        Row("`fp8`, H100, from 4096 keys on", f"{page}#h100", "bf16", rates(*h100), goal=1.0),
+        Row("`int8` gradients, full", gradients, "bf16", full, goal=1.15),
+        Row("`int8` gradients, causal", gradients, "bf16", causal, goal=1.05),
+        Row("`int8` gradients", gradients, "cuDNN's FP8", trained("int8 whole", "cudnn fp8"), goal=1.2),
+        Row("with forward, 16,384 keys", gradients, "bf16", both, goal=1.15),
+    ]
 
 
 def of_time(cells: list[Any], name: str, other: str) -> list[float]:
@@ -127,7 +133,7 @@ def of_time(cells: list[Any], name: str, other: str) -> list[float]:
 
 
 def generation() -> list[Row]:
-    rows, lengths = [], "tandem, lengths"
+    rows, lengths, device = [], "tandem, lengths", "decoding with lengths on the device"
     for gpu, page in (("H200", "results/gpu-decode.md"), ("H100", "results/gpu-decode.md#h100")):
         cells = result(f"gpu-decode-{gpu.lower()}")["cells"]
         long = [c for c in cells if c["seqlen"] >= 8192]
@@ -135,13 +141,7 @@ def generation() -> list[Row]:
         copies = [m["us_of_a_copys_rate"] / m["us"] for m in mixes]
         rows += [
             Row(f"decoding, {gpu}", page, "cuDNN", of_time(cells, "tandem", "cudnn"), goal=1.0),
-            Row(
-                f"decoding with lengths on the device, {gpu}",
-                page,
-                "cuDNN",
-                of_time(cells, lengths, "cudnn"),
-                goal=1.0,
-            ),
+            Row(f"{device}, {gpu}", page, "cuDNN", of_time(cells, lengths, "cudnn"), goal=1.0),
             Row("pages of 64", page, "rows in order", of_time(cells, "tandem, pages", lengths), goal=0.95),
             Row("e4m3 from 8192 keys", page, "bf16", of_time(long, "tandem, e4m3", lengths), goal=1.7),
             Row("very unequal lengths", page, "a copy", copies, goal=0.87),
@@ -149,7 +149,7 @@ def generation() -> list[Row]:
     d, fa3 = result(H2H), of_time(result("gpu-decode-h200")["cells"], lengths, "fa3")
     appended = [c["of_copy_rate"] for c in result("gpu-append-h200")["cells"] if c["tokens"] >= 16384]
     rows += [
-        Row("decoding with lengths on the device, H200", f"results/{H2H}.md#decoding", "FA3", fa3),
+        Row(f"{device}, H200", f"results/{H2H}.md#decoding", "FA3", fa3),
         Row(
             "in vLLM, 48 prompts of 6000",
             f"results/{H2H}.md#in-an-engine",

@@ -299,7 +299,20 @@ def recipes(document: Document) -> list[str]:
     return right(["recipe", *inputs], rows)
 
 
+def gradients_in_8_bits(document: Document) -> list[str]:
+    """A whole backward call's rate over bf16's, with forward in brackets, and over cuDNN's FP8 pass."""
+
+    def show(c: Document) -> str:
+        t = c["tflops"]
+        alone, both = t["int8 whole"] / t["16-bit"], t["int8 with forward"] / t["16-bit with forward"]
+        peer = f"; {ratio(t['int8 whole'] / t['cudnn fp8'])}" if "cudnn fp8" in t else ""
+        return f"{ratio(alone)} ({ratio(both)}){peer}"
+
+    return by_length([c for c in document["precision"] if c["seqlen"] >= 8192], show)
+
+
 TABLES: dict[str, Callable[[Document], list[str]]] = {
+    "gradients in 8 bits": gradients_in_8_bits,
     "beside cuDNN": beside_cudnn,
     "forward": beside_fa3("forward"),
     "backward": beside_fa3("backward"),
