@@ -35,7 +35,12 @@ from tandem.integrations._ranks import context_parallel
 __all__ = ["Mask", "attention_forward", "attention_mask", "context_parallel", "register"]
 
 
-def register(name: str = "tandem", unsupported: str = "error") -> None:
+def register(
+    name: str = "tandem",
+    unsupported: str = "error",
+    precision: str = "exact",
+    backward_precision: str = "exact",
+) -> None:
     """Makes ``attn_implementation=name`` known to Transformers (5 or later): attention and its masks.
 
     Args:
@@ -46,9 +51,10 @@ def register(name: str = "tandem", unsupported: str = "error") -> None:
         Tandem does not know, head dimensions above 256 on a GPU or 1024 on the CPU, float64, and in a
         compiled model position biases, 4D masks and dropout. Each such reason is said once, as a warning to
         ``logging.getLogger("tandem")``; what PyTorch lacks too stays an error.
+      precision, backward_precision: those of ``tandem.attention``, for every call of the model.
 
     Raises:
-      InvalidArgumentError: another choice.
+      InvalidArgumentError: another choice of ``unsupported``.
     """
     if unsupported not in ("error", "sdpa"):
         raise InvalidArgumentError(f'unsupported is {unsupported!r}; it must be "error" or "sdpa"')
@@ -56,6 +62,8 @@ def register(name: str = "tandem", unsupported: str = "error") -> None:
     _instead.refuse_where_attention_is_chosen_by_class(name)
     forward: Callable[..., Any] = attention_forward
     mask: Callable[..., Any] = attention_mask
+    if (precision, backward_precision) != ("exact", "exact"):
+        forward = partial(forward, precision=precision, backward_precision=backward_precision)
     if unsupported == "sdpa":
         forward, mask = partial(forward, unsupported=unsupported), partial(mask, unsupported=unsupported)
     AttentionInterface.register(name, forward)
@@ -141,6 +149,8 @@ def attention_forward(
     context_parallel: _ranks.Divided | None = None,
     deterministic: bool = False,
     unsupported: str = "error",
+    precision: str = "exact",
+    backward_precision: str = "exact",
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """The attention function: (batch, heads, seqlen, head_dim) in, (batch, seqlen, heads, head_dim) out."""
@@ -159,6 +169,8 @@ def attention_forward(
         "sink": None if s_aux is None else s_aux.float(),
         "deterministic": deterministic,
     }
+    if (precision, backward_precision) != ("exact", "exact"):
+        options |= {"precision": precision, "backward_precision": backward_precision}
     if cache is not None:
         if dropout != 0.0 or position_bias is not None:
             wish = "a position bias" if dropout == 0.0 else "dropout in attention"
