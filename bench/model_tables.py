@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import textwrap
 from collections.abc import Callable
 
 from gpu_tables import Document, number, right
-from harness import ratio
+from harness import RECORDS, ratio
 
 #: Beside whom; that PyTorch's default is cuDNN on an H200, JSON says.
 PEERS = {"sdpa": "sdpa", "fa2": "FA2", "fa3": "FA3", "flex": "flex"}
@@ -100,6 +101,32 @@ def goals(document: Document) -> list[str]:
     return textwrap.wrap(text, 110, break_on_hyphens=False, break_long_words=False)
 
 
+def allowed(document: Document) -> list[str]:
+    """How much faster than with sdpa, which is cuDNN, steps of training may be by attention's share of them
+    and by the kernels' rate over cuDNN's, at up to 16,384 tokens of a causal call of heads of 128."""
+    kernels = json.loads((RECORDS / "gpu-head-to-head-h200.json").read_text())
+    told = []
+    rows = (r for r in document["rows"] if (r["task"], r["documents"]) == ("training", 1))
+    for row in sorted(rows, key=lambda row: row["seqlen"]):
+        wanted = {"head_dim": 128, "causal": 1, "seqlen": min(row["seqlen"], 16384)}
+        forward, backward = (
+            next(c["tflops"] for c in kernels[which] if wanted.items() <= c.items())
+            for which in ("forward", "backward")
+        )
+        cudnn, ours = (1 / forward[name] + 2.5 / backward[name] for name in ("cudnn", "tandem"))
+        times = medians(row)
+        share = 1 - times["none"] / times["sdpa"]
+        most = 1 / (1 - share + share * ours / cudnn)
+        told.append((number(row["seqlen"]), f"{100 * share:.0f} %", ratio(cudnn / ours), ratio(most)))
+    (first, share, rate, most), *others = told
+    text = (
+        f"Training misses its goals: at {first} tokens attention has {share} of sdpa's step, so that {rate} "
+        f"times cuDNN's rate makes {most} at most"
+    )
+    text += "".join(f"; at {tokens} {share}, {rate} and {most}" for tokens, share, rate, most in others)
+    return textwrap.wrap(f"{text}.", 110)
+
+
 def origin(document: Document) -> list[str]:
     """Where, on what and when."""
     names = f"PyTorch {document['torch']}, Transformers {document['transformers']}"
@@ -109,5 +136,6 @@ def origin(document: Document) -> list[str]:
 TABLES: dict[str, Callable[[Document], list[str]]] = {
     **{task: by_row(task) for task in UNITS},
     "model goals": goals,
+    "model allowed": allowed,
     "model origin": origin,
 }
