@@ -101,13 +101,25 @@ TANDEM_KERNEL __launch_bounds__(backward_sink_threads)
     const tile::SequenceRows rows = tile::sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, b);
     const i64 first = workspace_block(p, head, first_query_block<C>(p, b, rows.begin)) * C.tiling.block_m;
     const i64 dlse_at = (p.packed_q ? 0 : b) * p.dlse_stride.batch + head * p.dlse_stride.head;
-    for (int i = thread; i < rows.used; i += backward_sink_threads) {
-      const float lse = ptx::load_global(p.lse_log2 + first + i);
-      if (lse == ptx::infinity() && p.dlse != nullptr) {
-        sum += ptx::load_global(p.dlse + dlse_at + (rows.begin + static_cast<i64>(i)) * p.dlse_stride.row);
+    constexpr int at_once = 4;  // rows whose loads are in flight together
+    for (int from = thread; from < rows.used; from += at_once * backward_sink_threads) {
+      float lse[at_once];
+      float delta[at_once];
+#pragma unroll
+      for (int j = 0; j < at_once; ++j) {
+        const int i = from + j * backward_sink_threads;
+        lse[j] = i < rows.used ? ptx::load_global(p.lse_log2 + first + i) : 0.0F;
+        delta[j] = i < rows.used ? ptx::load_global(p.delta + first + i) : 0.0F;
       }
-      const float probability = ptx::exp2(sink - lse);
-      sum = ptx::fma(-probability, ptx::load_global(p.delta + first + i), sum);
+#pragma unroll
+      for (int j = 0; j < at_once; ++j) {
+        const int i = from + j * backward_sink_threads;
+        if (i >= rows.used) break;
+        if (lse[j] == ptx::infinity() && p.dlse != nullptr) {
+          sum += ptx::load_global(p.dlse + dlse_at + (rows.begin + static_cast<i64>(i)) * p.dlse_stride.row);
+        }
+        sum = ptx::fma(-ptx::exp2(sink - lse[j]), delta[j], sum);
+      }
     }
   }
   auto* sums = reinterpret_cast<float*>(ptx::dynamic_shared());
