@@ -199,6 +199,16 @@ nb::object attend_and_record(nb::handle call, nb::handle q, nb::handle k, nb::ha
   return return_lse != 0 ? nb::make_tuple(out, lse, max_logits) : nb::make_tuple(out, max_logits);
 }
 
+/// The metadata that a call had, from saved[next] on: hooks of autograd's may have saved copies.
+nb::tuple saved_metadata(nb::handle call, const nb::tuple& saved, std::size_t next) {
+  const nb::tuple given = metadata_of(call);
+  auto metadata = handles_of<metadata_count>(given);
+  for (nb::handle& t : metadata) {
+    if (!t.is_none()) t = saved[next++];
+  }
+  return tuple_of(metadata);
+}
+
 /// As save_for_backward has it, and returns what autograd follows: out, or out and lse. What functions read
 /// is saved, too, and what the metadata are: PyTorch then notices where one is changed before the backward
 /// pass. `output`: out, lse, max_logits or None, and whether the caller gets the LSE.
@@ -233,7 +243,14 @@ nb::object apply_backward(nb::handle ctx, nb::handle dout, nb::handle dlse) {
   }
   const nb::tuple needed = nb::borrow<nb::tuple>(nb::getattr(ctx, n.needs_input_grad));
   const nb::tuple saved = nb::borrow<nb::tuple>(nb::getattr(ctx, n.saved_tensors));
-  const auto made = differentiate(inputs_of(saved[0], saved[1], saved[2], saved[3], metadata_of(call)),
+  if (!functions.is_none()) {
+    const nb::args read = read_by(functions);
+    for (std::size_t i = 0; i < read.size(); ++i) {
+      if (!saved[6 + i].is(read[i])) return long_way(ctx, dout, dlse, saved);  // a copy that a hook has made
+    }
+  }
+  const nb::tuple metadata = saved_metadata(call, saved, needed.size() + 1);
+  const auto made = differentiate(inputs_of(saved[0], saved[1], saved[2], saved[3], metadata),
                                   {saved[4], saved[5], dout, dlse, saved[needed.size()]}, options_of(call),
                                   handles_of<backward_outputs.size()>(needed, 2));
   if (!made) return long_way(ctx, dout, dlse, saved);

@@ -127,6 +127,33 @@ def test_saved_state_is_linear_in_seqlen() -> None:
     assert sorted(t.numel() for t in saved) == sorted([6 * 4 * 8, 7 * 2 * 8, 7 * 2 * 8, 6 * 4 * 8, 4 * 6])
 
 
+def _with_offsets(cu: torch.Tensor, bias: torch.Tensor) -> dict[str, Any]:
+    return {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+
+
+def _with_a_function(cu: torch.Tensor, bias: torch.Tensor) -> dict[str, Any]:
+    return _with_offsets(cu, bias) | {"score_mod": lambda s, b, h, i, j: s + bias[h] * j}
+
+
+@pytest.mark.parametrize("options_of", [_with_offsets, _with_a_function])
+@pytest.mark.parametrize("learned", [False, True])
+def test_copies_that_hooks_have_saved_count(options_of: Any, learned: bool) -> None:
+    """As save_on_cpu makes them: what the caller writes to offsets or to captured tensors is too late."""
+    q, k, v = (torch.randn(8, 2, 8, requires_grad=True) for _ in range(3))
+    cu, bias = torch.tensor([0, 4, 8], dtype=torch.int32), torch.randn(2, requires_grad=learned)
+    leaves = [q, k, v, bias] if learned and options_of is _with_a_function else [q, k, v]
+    options = options_of(cu, bias)
+    expected = torch.autograd.grad(tandem.attention(q, k, v, **options).square().sum(), leaves)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        out = tandem.attention(q, k, v, **options)
+        loss = out.square().sum()
+    with torch.no_grad():
+        cu[1] = 2
+        bias.mul_(3)
+    for a, b in zip(torch.autograd.grad(loss, leaves), expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_double_backward_says_why_it_fails() -> None:
     q, k, v = trainable()
     (dq,) = torch.autograd.grad(tandem.attention(q, k, v).sum(), q, create_graph=True)

@@ -30,7 +30,7 @@ class TandemAttention(torch.autograd.Function):
         if dout is None and dlse is None:
             return (None,) * len(needed)
         saved = saved or ctx.saved_tensors  # once: each reading may recompute them
-        call: _call.Call = ctx.call  # its tensors are the saved ones, which no one has changed since
+        call = _of_saved(ctx.call, saved[6 : len(needed)], saved[len(needed) + 1 :])
         if torch.are_deterministic_algorithms_enabled():
             call = replace(call, deterministic=True)
         tensors = saved[: len(needed)]  # the inputs, and (out, lse) in place of (call, output)
@@ -40,6 +40,16 @@ class TandemAttention(torch.autograd.Function):
             return (None, None, *_by_formula(call, needed[2:], dout, *tensors))
         others = (*tensors[:6], max_logits, *tensors[6:])
         return (None, None, *_gradients(call, needed[2:], dout, dlse, *others))
+
+
+def _of_saved(call: _call.Call, read: Any, metadata: Any) -> _call.Call:
+    """The call of what autograd has saved: hooks may have made copies, and the tensors have changed since."""
+    given, functions = iter(metadata), call.functions
+    if read:
+        functions = functions.reading(list(read))
+        functions.differentiated = call.functions.differentiated
+    saved = tuple(None if t is None else next(given) for t in call.metadata)
+    return replace(call, metadata=saved, functions=functions)
 
 
 # What a record takes most of the time, without a step in Python: TandemAttention.apply where no transform of
