@@ -79,3 +79,14 @@ def test_profiles_name_the_operators() -> None:
     }
     assert [2, 37, 4, 32] in events["tandem::attention"].input_shapes
     assert "TandemAttentionBackward" in events
+
+
+def test_autograd_notices_writes_under_a_profiler() -> None:
+    q, k, v = qkv()
+    out, lse = tandem.attention(q, k, v, return_lse=True)
+    written = [torch.empty_like(t) for t in (q, k, v)]
+    with profile(activities=[ProfilerActivity.CPU]):
+        tandem.attention_backward(
+            out, q, k, v, out, lse, **dict(zip(("dq", "dk", "dv"), written, strict=True))
+        )
+    assert [t._version for t in written] == [1, 1, 1]

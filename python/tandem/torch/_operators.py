@@ -137,6 +137,7 @@ def _backward_out(*arguments: Any) -> None:
     written = arguments[-4:]
     dout, dlse = _direct.rows_contiguous(dout), _direct.rows_contiguous(dlse)
     _call.backward(unflat(flat), (dout, dlse, *others), written)
+    _arrays.wrote(*written)
 
 
 def _unflat_with_functions(q: Tensor, arguments: Sequence[Any]) -> _call.Call:
