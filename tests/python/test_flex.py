@@ -95,6 +95,33 @@ def test_blocks_for_all_entries_count_where_the_function_knows_them_apart() -> N
     assert not torch.equal(out[1], both[1])
 
 
+@pytest.mark.parametrize("changed", ["tensor", "number"])
+def test_blocks_count_once_their_function_shows_others(changed: str) -> None:
+    """The lists of blocks stay as they were made, as compiled, when what the function reads changes."""
+    document, width = torch.arange(256) // 128, 128
+    block_mask = create_block_mask(
+        lambda b, h, i, j: (document[i] == document[j]) & (i - j < width), None, None, 256, 256, device="cpu"
+    )
+    qkv = [torch.randn(1, 2, 256, 8) for _ in range(3)]
+    expected = tandem.flex_attention(*qkv, block_mask=block_mask)
+    if changed == "tensor":
+        document.zero_()
+        width = 256
+    else:
+        document, width = torch.zeros(256, dtype=torch.int64), 256
+    assert torch.equal(tandem.flex_attention(*qkv, block_mask=block_mask), expected)
+
+
+def test_masks_of_inference_mode() -> None:
+    """Whose lists have no versions."""
+    qkv = [torch.randn(2, 2, 300, 8) for _ in range(3)]
+    expected = tandem.flex_attention(*qkv, block_mask=causal)
+    with torch.inference_mode():
+        block_mask = create_block_mask(causal, None, None, 300, 300, device="cpu")
+        torch.testing.assert_close(tandem.flex_attention(*qkv, block_mask=block_mask), expected)
+    torch.testing.assert_close(tandem.flex_attention(*qkv, block_mask=block_mask), expected)
+
+
 @pytest.mark.parametrize(
     "score_mod",
     [
