@@ -308,3 +308,19 @@ def test_more_ways_to_call(rank: int) -> None:
     logs.requires_grad_(False)
     call(q.requires_grad_()).sum().backward()  # q alone
     assert q.grad is not None and logs.grad is None
+
+
+@on_every_rank
+def test_copies_that_hooks_have_saved_count(rank: int) -> None:
+    """As save_on_cpu makes them: what the caller writes to captured tensors is too late."""
+    layout = Layout.zigzag(DENSE, dist.get_world_size())
+    q, k, v = (randn(1, layout.rows(rank), 2, DIM, seed=i).requires_grad_() for i in range(3))
+    slopes = randn(2)
+    found = []
+    for factor in (1.0, 3.0):
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
+            out = context_parallel_attention(q, k, v, layout=layout, alibi_slopes=slopes)
+        slopes.mul_(factor)
+        found.append(torch.autograd.grad(out, (q, k, v), torch.ones_like(out)))
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)

@@ -159,7 +159,8 @@ class _Attention(torch.autograd.Function):
         job: Job = ctx.job
         sums: tuple[Tensor | None, ...] = ()
         if job.options.pairs is not None:
-            pairs = job.options.pairs.with_sums()
+            # Hooks of autograd's may have saved copies, and what functions read has changed since.
+            pairs = replace(job.options.pairs, captured=tuple(captured)).with_sums()
             job, sums = replace(job, options=replace(job.options, pairs=pairs)), pairs.sums
         saved = Saved(q, out, lse, dout, dlse)
         logits = sink if ctx.needs_input_grad[5] else None
