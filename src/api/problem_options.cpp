@@ -15,6 +15,7 @@ namespace {
 void validate_backward_precision(const AttentionOptions& options, const AttentionInputs& in) {
   const Precision asked = options.backward_precision;
   if (asked == Precision::exact) return;
+  if (asked == Precision::fp8) invalid("backward_precision is fp8 (1); it must be exact (0) or int8 (2)");
   if (asked != Precision::int8) {
     invalid("backward_precision is {}; it must be exact (0) or int8 (2)", static_cast<int>(asked));
   }

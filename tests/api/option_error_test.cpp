@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "precision int8 does not take q in e4m3; pass precision fp8, or 16-bit tensors"},
         Forward{"backward_precision_of_e4m3", forward_for_8_bit_gradients,
                 [](F& a) { a.options.backward_precision = Precision::fp8; },
-                "backward_precision is 1; it must be exact (0) or int8 (2)"},
+                "backward_precision is fp8 (1); it must be exact (0) or int8 (2)"},
         Forward{"backward_precision_alone", forward_for_8_bit_gradients,
                 [](F& a) { a.options.precision = Precision::fp8; },
                 "backward_precision int8 takes the values and the LSE of a forward pass in int8, but "
