@@ -103,7 +103,7 @@ constexpr int backward_rows_threads(const auto& c) {
 }
 
 /// The kernel that sums dsink.
-constexpr int backward_sink_threads = 1024;
+constexpr int backward_sink_threads = 512;
 constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
 
 /// Bytes that say to the consumers what a tile is, where tiles overlap.

@@ -101,7 +101,7 @@ TANDEM_KERNEL __launch_bounds__(backward_sink_threads)
     const tile::SequenceRows rows = tile::sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, b);
     const i64 first = workspace_block(p, head, first_query_block<C>(p, b, rows.begin)) * C.tiling.block_m;
     const i64 dlse_at = (p.packed_q ? 0 : b) * p.dlse_stride.batch + head * p.dlse_stride.head;
-    constexpr int at_once = 4;  // rows whose loads are in flight together
+    constexpr int at_once = 8;  // rows whose loads are in flight together
     for (int from = thread; from < rows.used; from += at_once * backward_sink_threads) {
       float lse[at_once];
       float delta[at_once];
