@@ -76,12 +76,18 @@ Case random_eight_bit_backward_case(std::uint64_t seed, const EmulatedEightBitBa
   if (random.chance(0.3)) c.options.scale = random.pick({0.0F, -0.125F});
   const int rank_q = c.packed_q ? 3 : 4;
   const int rank_k = c.packed_k ? 3 : 4;
-  for (harness::Layout* x : {&c.q, &c.k, &c.v, &c.out, &c.dout, &c.dq, &c.dk, &c.dv}) *x = {};
-  if (kernels.quantizer.vectors) return c;
-  for (harness::Layout* x : {&c.q, &c.dout}) *x = harness::random_layout(random, rank_q, true);
-  for (harness::Layout* x : {&c.k, &c.v}) *x = harness::random_layout(random, rank_k, true);
-  for (harness::Layout* x : {&c.out, &c.dq}) *x = harness::random_layout(random, rank_q, false);
-  for (harness::Layout* x : {&c.dk, &c.dv}) *x = harness::random_layout(random, rank_k, false);
+  // Kernels with vectors of 16 bytes want rows that begin at multiples of them.
+  const std::int64_t unit = kernels.quantizer.vectors ? 8 : 1;
+  const auto layout = [&](int rank, bool input) {
+    harness::Layout x = harness::random_layout(random, rank, input);
+    x.pad -= x.pad % unit;
+    x.base_offset -= x.base_offset % unit;
+    return x;
+  };
+  for (harness::Layout* x : {&c.q, &c.dout}) *x = layout(rank_q, true);
+  for (harness::Layout* x : {&c.k, &c.v}) *x = layout(rank_k, true);
+  for (harness::Layout* x : {&c.out, &c.dq}) *x = layout(rank_q, false);
+  for (harness::Layout* x : {&c.dk, &c.dv}) *x = layout(rank_k, false);
   return c;
 }
 
