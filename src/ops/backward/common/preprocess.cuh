@@ -6,6 +6,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/math.cuh"
 #include "tile/backward_rows.cuh"
+#include "tile/load_elements.cuh"
 #include "tile/softmax.cuh"
 
 namespace tandem {
@@ -22,19 +23,6 @@ TANDEM_DEVICE float dot_vectors(const ptx::Vec4& out, const ptx::Vec4& dout) {
     sum = ptx::fma(tile::unpack_high<element>(left[i]), tile::unpack_high<element>(right[i]), sum);
   }
   return sum;
-}
-
-/// Eight columns of a row that is no whole vectors; 0 for those that it does not have.
-TANDEM_DEVICE ptx::Vec4 gather_columns(const u16* row, int col, int columns) {
-  u32 pairs[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int at = col + 2 * i;
-    const u32 low = at < columns ? ptx::load_global(row + at) : 0;
-    const u32 high = at + 1 < columns ? ptx::load_global(row + at + 1) : 0;
-    pairs[i] = low | high << 16U;
-  }
-  return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
 /// Which of the rows of a query block a thread reads: in pass i row i * rows + thread / lanes, of which it
@@ -76,7 +64,7 @@ TANDEM_DEVICE void dot_rows(float (&sums)[PreprocessPasses<C>::count], const Bac
     if (p.rows_vectors) {
       load([&](const u16* row) { return ptx::load_global(reinterpret_cast<const ptx::Vec4*>(row + col)); });
     } else {
-      load([&](const u16* row) { return gather_columns(row, col, p.head_dim_v); });
+      load([&](const u16* row) { return tile::load_elements(row, col, p.head_dim_v, true); });
     }
 #pragma unroll
     for (int j = 0; j < Passes::at_once; ++j) sums[i + j] = dot_vectors<C.tiling.element>(a[j], b[j]);

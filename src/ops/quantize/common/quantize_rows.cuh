@@ -10,6 +10,7 @@
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
+#include "tile/load_elements.cuh"
 
 namespace tandem::quantizer {
 
@@ -77,15 +78,7 @@ struct Row {
   }
 };
 
-/// Eight elements of a row from `col` on. Those past its end, and those of rows that are not in use, are 0.
-TANDEM_DEVICE ptx::Vec4 load_elements(const u16* row, int col, int head_dim, bool used) {
-  if (!used) return {0, 0, 0, 0};
-  u32 elements[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) elements[i] = col + i < head_dim ? ptx::load_global(row + col + i) : 0;
-  return {elements[0] | elements[1] << 16, elements[2] | elements[3] << 16, elements[4] | elements[5] << 16,
-          elements[6] | elements[7] << 16};
-}
+using tile::load_elements;
 
 /// Vectors of 8 channels of a row in shared memory.
 template <int head_dim>
