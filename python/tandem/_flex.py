@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import sys
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -159,8 +158,9 @@ def _mask_of(block_mask: Any, query: Any, key: Any) -> Callable[..., Any]:
     return by_blocks
 
 
-#: By mask: the sizes, what its function and its lists of blocks depended on, and what was found.
-_kept: weakref.WeakKeyDictionary[Any, tuple[Any, list[tuple[Any, int]], bool]] = weakref.WeakKeyDictionary()
+#: By mask: what was looked at (sizes, what its function reaches, versions of tensors; the tensors), and what
+#: was found.
+_kept: weakref.WeakKeyDictionary[Any, tuple[Any, list[Any], bool]] = weakref.WeakKeyDictionary()
 #: Pairs that are looked at together, and at most.
 _TOGETHER, _MOST = 1 << 26, 1 << 32
 
@@ -176,11 +176,16 @@ def _is_of_its_function(block_mask: Any, query: Any, key: Any) -> bool:
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     lists = [getattr(block_mask, name) for name in names]
     sizes = (*query.shape[:3], key.shape[2])
-    reached: dict[int, tuple[Any, int]] = {}
-    if not all([_is_counted(x, reached) for x in (block_mask.mask_mod, *lists)]):
-        return False  # by the blocks, since what is found now may not be so in the next call
-    state, known = list(reached.values()), _kept.get(block_mask)
-    if known is not None and known[0] == sizes and _are_same(known[1], state):
+    reached = _kept_traces.reached("torch", None, block_mask.mask_mod)
+    tensors = [x for x in (*lists, *(reached.arrays if reached else ())) if x is not None]
+    if reached is None or any(isinstance(x, np.ndarray) or x.is_inference() for x in tensors):
+        return False  # by the blocks, since nothing tells when what is found now has changed
+    state, known = (sizes, reached.key, [x._version for x in tensors]), _kept.get(block_mask)
+    if (
+        known is not None
+        and known[0] == state
+        and all(x is y for x, y in zip(known[1], tensors, strict=True))
+    ):
         return known[2]
     if 0 in sizes or (lists[0].is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
@@ -189,37 +194,8 @@ def _is_of_its_function(block_mask: Any, query: Any, key: Any) -> bool:
     text = (traced and traced.mask) or ""
     shape = [n if re.search(rf"\b{leaf}\b", text) else 1 for n, leaf in zip(sizes[:2], "bh", strict=True)]
     result = math.prod((*shape, *sizes[2:])) <= _MOST and _agrees(block_mask, shape, *sizes[2:])
-    _kept[block_mask] = sizes, state, result
+    _kept[block_mask] = state, tensors, result
     return result
-
-
-#: Types of what never changes.
-_CONSTANT = (int, float, str, type(None), np.generic, types.BuiltinFunctionType)
-
-
-def _is_counted(x: Any, reached: dict[int, tuple[Any, int]]) -> bool:
-    """Whether every change of x, and of what it depends on, can be told from `reached`: by the identity of
-    objects and, where these are tensors, their versions. Adds x and all of that."""
-    if id(x) in reached:
-        return True
-    torch = sys.modules["torch"]
-    if isinstance(x, torch.Tensor):
-        reached[id(x)] = (x, 0 if x.is_inference() else x._version)
-        return not x.is_inference()  # those have no version
-    reached[id(x)] = (x, 0)
-    if isinstance(x, types.FunctionType):
-        return all([_is_counted(i, reached) for i in (*_kept_traces.values_of(x), *vars(x).values())])
-    if type(x) is tuple:
-        return all([_is_counted(i, reached) for i in x])
-    if isinstance(x, types.ModuleType):
-        return x.__name__.partition(".")[0] in ("math", "numpy", "torch")
-    return isinstance(x, (*_CONSTANT, torch.dtype, torch.device))
-
-
-def _are_same(known: list[tuple[Any, int]], now: list[tuple[Any, int]]) -> bool:
-    return len(known) == len(now) and all(
-        x is y and n == m for (x, n), (y, m) in zip(known, now, strict=True)
-    )
 
 
 def _agrees(block_mask: Any, shape: list[int], queries: int, keys: int) -> bool:

@@ -98,17 +98,18 @@ def test_blocks_for_all_entries_count_where_the_function_knows_them_apart() -> N
 @pytest.mark.parametrize("changed", ["tensor", "number"])
 def test_blocks_count_once_their_function_shows_others(changed: str) -> None:
     """The lists of blocks stay as they were made, as compiled, when what the function reads changes."""
-    document, width = torch.arange(256) // 128, 128
-    block_mask = create_block_mask(
-        lambda b, h, i, j: (document[i] == document[j]) & (i - j < width), None, None, 256, 256, device="cpu"
-    )
+    document, width = (torch.arange(256) // 128, 256) if changed == "tensor" else (torch.zeros(256), 128)
+
+    def of_one_document(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return (document[i] == document[j]) & (i // width == j // width)
+
+    block_mask = create_block_mask(of_one_document, None, None, 256, 256, device="cpu")
     qkv = [torch.randn(1, 2, 256, 8) for _ in range(3)]
     expected = tandem.flex_attention(*qkv, block_mask=block_mask)
     if changed == "tensor":
         document.zero_()
-        width = 256
     else:
-        document, width = torch.zeros(256, dtype=torch.int64), 256
+        width = 256
     assert torch.equal(tandem.flex_attention(*qkv, block_mask=block_mask), expected)
 
 

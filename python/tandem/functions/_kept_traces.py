@@ -98,7 +98,7 @@ def _value(x: Any, names: frozenset[str], arrays: list[Any], depth: int) -> Any:
     if kind is float or (isinstance(x, (np.integer, np.floating, np.bool_)) and kind.__module__ == "numpy"):
         return kind, repr(x)  # -0.0 and NaN
     if kind is tuple or kind is list:
-        if len(x) > 64 or not all(isinstance(i, (int, float, str)) for i in x):
+        if len(x) > 64 or not all(isinstance(i, (int, float, str, types.FunctionType)) for i in x):
             raise _Unknown
         return kind, *(_value(i, names, arrays, depth) for i in x)
     if kind is types.FunctionType:
