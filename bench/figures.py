@@ -6,8 +6,6 @@ rounded as `harness.ratio` says, and compared with goals before that.
 
 from __future__ import annotations
 
-import functools
-import json
 import statistics
 import textwrap
 from collections.abc import Callable, Iterable
@@ -17,15 +15,10 @@ from typing import Any
 import gpu_tables
 import harness
 from gpu_tables import of, of_best
-from harness import geometric_mean, markdown_table, ratio
+from harness import geometric_mean, markdown_table, ratio, result
 
 H2H = "gpu-head-to-head-h200"
 BEST = "the fastest peer"
-
-
-@functools.cache
-def result(name: str) -> Any:
-    return json.loads((harness.RECORDS / f"{name}.json").read_text())
 
 
 @dataclass

@@ -158,36 +158,35 @@ def report(document: dict[str, Any]) -> bool:
 
 
 def plot(document: dict[str, Any], path: Path) -> None:
-    """A row for each part that learns: held-out losses less bf16's of the same seed, beside bf16's seeds less
-    their mean; and gradient norms."""
+    """A row for each part that learns."""
     parts = [part for part in LEARNING if part in document]
-    figure, axes = harness.pyplot().subplots(
-        len(parts), 2, figsize=(12, 4.5 * len(parts)), layout="constrained", squeeze=False
-    )
-    for part, (losses, norms) in zip(parts, axes, strict=True):
-        runs = document[part]
-        base = {run["seed"]: torch.tensor(run["held_out"]) for run in runs if run["recipe"] == "bf16"}
-        mean = torch.stack([*base.values()]).mean(0)
-        for number, name in enumerate(dict.fromkeys(run["recipe"] for run in runs)):
-            color, less = ("grey", ", less its seeds' mean") if name == "bf16" else (f"C{number}", "")
-            for run in (run for run in runs if run["recipe"] == name):
-                first = run["seed"] == 0
-                every, steps = eight_bit_learning.EVERY, len(run["losses"])
-                looks = [min(every * (i + 1), steps) for i in range(len(run["held_out"]))]
-                distance = torch.tensor(run["held_out"]) - (mean if name == "bf16" else base[run["seed"]])
-                losses.plot(looks, distance, color=color, label=name + less if first else None)
-                smooth = loss_curves.smooth(run["norms"])
-                norms.plot(
-                    range(len(smooth)), smooth, color=color, linewidth=0.8, label=name if first else None
-                )
-        losses.set(
-            xlabel="step", ylabel="held-out loss less bf16's of the seed, nats a byte", title=LEARNING[part]
-        )
-        norms.set(xlabel="step", ylabel=f"gradient norm (mean of {loss_curves.SMOOTH} steps)", yscale="log")
-        for axis in (losses, norms):
-            axis.grid(alpha=0.3)
-            axis.legend(fontsize=8)
+    size = (12, 4.5 * len(parts))
+    figure, rows = harness.pyplot().subplots(len(parts), 2, figsize=size, layout="constrained", squeeze=False)
+    for part, axes in zip(parts, rows, strict=True):
+        draw(document[part], *axes)
+        axes[0].set_title(LEARNING[part])
     figure.savefig(path, dpi=110)
+
+
+def draw(runs: list[dict[str, Any]], losses: Any, norms: Any) -> None:
+    """Held-out losses less bf16's of the same seed, beside bf16's seeds less their mean; gradient norms."""
+    base = {run["seed"]: torch.tensor(run["held_out"]) for run in runs if run["recipe"] == "bf16"}
+    mean = torch.stack([*base.values()]).mean(0)
+    for number, name in enumerate(dict.fromkeys(run["recipe"] for run in runs)):
+        color, less = ("grey", ", less its seeds' mean") if name == "bf16" else (f"C{number}", "")
+        for run in (run for run in runs if run["recipe"] == name):
+            first = run["seed"] == 0
+            every, steps = eight_bit_learning.EVERY, len(run["losses"])
+            looks = [min(every * (i + 1), steps) for i in range(len(run["held_out"]))]
+            distance = torch.tensor(run["held_out"]) - (mean if name == "bf16" else base[run["seed"]])
+            losses.plot(looks, distance, color=color, label=name + less if first else None)
+            smooth = loss_curves.smooth(run["norms"])
+            norms.plot(range(len(smooth)), smooth, color=color, linewidth=0.8, label=name if first else None)
+    losses.set(xlabel="step", ylabel="held-out loss less bf16's of the seed, nats a byte")
+    norms.set(xlabel="step", ylabel=f"gradient norm (mean of {loss_curves.SMOOTH} steps)", yscale="log")
+    for axis in (losses, norms):
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
 
 
 def learned(document: dict[str, Any], part: str) -> list[str]:

@@ -304,6 +304,12 @@ def json_lines(value: object, margin: str = "") -> str:
     return ends[0] + "\n" + ",\n".join(inner + part for part in parts) + f"\n{margin}{ends[1]}"
 
 
+@functools.cache
+def result(name: str) -> Any:
+    """What a record says."""
+    return json.loads((RECORDS / f"{name}.json").read_text())
+
+
 def write_json(document: Mapping[str, Any], path: Path | None) -> None:
     """Writes a result, if there is a path to."""
     if path:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import textwrap
 from collections.abc import Callable
 
 from gpu_tables import Document, number, right
-from harness import RECORDS, ratio
+from harness import ratio, result
 
 #: Beside whom; that PyTorch's default is cuDNN on an H200, JSON says.
 PEERS = {"sdpa": "sdpa", "fa2": "FA2", "fa3": "FA3", "flex": "flex"}
@@ -104,7 +103,7 @@ def goals(document: Document) -> list[str]:
 def allowed(document: Document) -> list[str]:
     """How much faster than with sdpa, which is cuDNN, steps of training may be by attention's share of them
     and by the kernels' rate over cuDNN's, at up to 16,384 tokens of a causal call of heads of 128."""
-    kernels = json.loads((RECORDS / "gpu-head-to-head-h200.json").read_text())
+    kernels = result("gpu-head-to-head-h200")
     told = []
     rows = (r for r in document["rows"] if (r["task"], r["documents"]) == ("training", 1))
     for row in sorted(rows, key=lambda row: row["seqlen"]):
