@@ -141,7 +141,7 @@ def learning_in_words(learned: list[Document]) -> list[str]:
     apart = max(last) - min(last)
     said = (
         f"bf16 ends at {statistics.fmean(last):.4f}; its seeds are {apart:.4f} apart. "
-        f"Most from it at the same seed: {', '.join(gaps.values())}. "
+        f"Runs of one seed are at most so far from it: {', '.join(gaps.values())}. "
         f"Spikes: {', '.join(spiky) or 'none'}."
     )
     return textwrap.wrap(said, 110, break_on_hyphens=False, break_long_words=False)
