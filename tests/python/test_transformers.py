@@ -303,7 +303,7 @@ def test_training_by_products_in_8_bits() -> None:
     tandem.integrations.transformers.register("tandem_int8", precision="int8", backward_precision="int8")
     config, _ = MODELS["llama"]
     torch.manual_seed(7)
-    made = getattr(transformers, config)(**{**SMALL, "head_dim": 64, "dtype": torch.bfloat16})
+    made = getattr(transformers, config)(**{**SMALL, "head_dim": 64})
     model = transformers.AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16)
     ids, gradients = tokens(), []
     for name in ("tandem", "tandem_int8"):
