@@ -167,6 +167,11 @@ struct AttentionInputs {
   /// first query; of its first key; and the distance in the sequence from row to row. Any numbers are safe,
   /// and are taken modulo 2^32. Not given: (b * heads_q, 0, 0, 1).
   ConstTensor dropout_places;
+  /// An output gate: out is multiplied by sigmoid(gate), each element by its own, before it is rounded. Shape
+  /// of out, q's dtype; f16, bf16 or f32. LSE and max_logits are those of the call without it. A query that
+  /// sees no key has out 0 whatever its gate is. Backward takes the out that it gave. Without
+  /// backward_precision int8; docs/support.md says which GPU kernels have it.
+  ConstTensor gate;
 };
 
 /// Arguments of the forward pass.
@@ -199,6 +204,7 @@ struct BackwardArgs : AttentionInputs {
   Tensor dk;
   Tensor dv;
   Tensor dsink;
+  Tensor dgate;  ///< the gradient of gate, its shape and dtype; may be wanted alone
   /// dq, or dk and dv, are added to what they hold, f32, and nothing is added where no pair is visible. A GPU
   /// adds as it writes; on the CPU the workspace holds the gradients of the call first.
   bool accumulate_dq = false;
@@ -239,7 +245,7 @@ struct Execution {
 /// Writes out (and lse). Throws Error before anything is written.
 TANDEM_API void forward(const ForwardArgs& args, const Execution& execution = {});
 
-/// Writes those of dq, dk, dv and dsink that are given. Throws Error before anything is written.
+/// Writes those of dq, dk, dv, dsink and dgate that are given. Throws Error before anything is written.
 TANDEM_API void backward(const BackwardArgs& args, const Execution& execution = {});
 
 /// Scratch bytes that a call with these arguments needs; linear in seqlen at most.

@@ -115,6 +115,7 @@ typedef struct tandem_forward_args {
   tandem_tensor dropout_places;                                   /* optional, with dropout_p */
   tandem_tensor max_logits;                                       /* optional, written */
   tandem_tensor indices, topk_length;                             /* optional: the keys of each query */
+  tandem_tensor gate;                                             /* optional: out *= sigmoid(gate) */
 } tandem_forward_args;
 
 /* Arguments of tandem_backward: BackwardArgs of attention.hpp. */
@@ -138,6 +139,8 @@ typedef struct tandem_backward_args {
   int32_t accumulate_dk_dv;
   tandem_tensor max_logits;           /* from forward; with backward_precision tandem_int8 */
   tandem_tensor indices, topk_length; /* optional: the keys of each query */
+  tandem_tensor gate;                 /* optional: forward's */
+  tandem_tensor dgate;                /* optional, written, with gate */
 } tandem_backward_args;
 
 /* How and where a call runs. NULL, or tandem_execution_default(), follows the tensors' device. */

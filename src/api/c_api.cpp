@@ -27,7 +27,7 @@ using tandem::check::invalid;
 /// The least that any caller passes: the structs as they were first. tandem_options has grown by `strict`
 /// and `split_size` since, tandem_forward_args by the cache and the mask by sequence, tandem_execution by
 /// the interruption; tandem_options by dropout, and the arguments of both passes by functions, the places of
-/// dropout and indices.
+/// dropout, indices and the gate.
 constexpr std::size_t options_size_0_1 = 56;
 constexpr std::size_t forward_args_size_0_1 = 16 + 13 * sizeof(tandem_tensor);
 constexpr std::size_t backward_args_size_0_1 = 16 + 16 * sizeof(tandem_tensor);
@@ -36,9 +36,9 @@ static_assert(sizeof(tandem_tensor) == 88);
 static_assert(sizeof(tandem_options) == options_size_0_1 + 16 + 24);
 static_assert(sizeof(tandem_functions) == 32);
 static_assert(sizeof(tandem_forward_args) ==
-              forward_args_size_0_1 + 8 * sizeof(tandem_tensor) + sizeof(tandem_functions));
+              forward_args_size_0_1 + 9 * sizeof(tandem_tensor) + sizeof(tandem_functions));
 static_assert(sizeof(tandem_backward_args) ==
-              backward_args_size_0_1 + sizeof(tandem_functions) + 16 + 4 * sizeof(tandem_tensor));
+              backward_args_size_0_1 + sizeof(tandem_functions) + 16 + 6 * sizeof(tandem_tensor));
 static_assert(sizeof(tandem_execution) == execution_size_0_1 + 16);
 static_assert(sizeof(tandem_quantize_args) == 16 + 4 * sizeof(tandem_tensor));
 
@@ -85,6 +85,7 @@ void shared_inputs(const CArgs& from, tandem::AttentionInputs& to) {
   to.dropout_places = input(from.dropout_places);
   to.indices = input(from.indices);
   to.topk_length = input(from.topk_length);
+  to.gate = input(from.gate);
 }
 
 /// A call's functions, which its arguments point to.
@@ -153,6 +154,7 @@ tandem::BackwardArgs args_of(const tandem_backward_args* given, Functions& funct
   r.dk = output(a.dk);
   r.dv = output(a.dv);
   r.dsink = output(a.dsink);
+  r.dgate = output(a.dgate);
   functions.give(a.functions, a.captured_gradients, r);
   r.captured_gradients = functions.gradients;
   r.accumulate_dq = a.accumulate_dq != 0;

@@ -41,6 +41,8 @@ std::string features(const Problem& p) {
   if (p.dlse.given()) names.emplace_back("dlse");
   if (p.max_logits.given()) names.emplace_back("max_logits");
   if (p.dsink != nullptr) names.emplace_back("dsink");
+  if (p.gate.given()) names.emplace_back("gate");
+  if (p.dgate.given()) names.emplace_back("dgate");
   if (p.q_scale.data != nullptr || p.k_scale.data != nullptr || p.v_scale.data != nullptr)
     names.emplace_back("scales");
   if (p.pass == Pass::forward && p.out.dtype == DType::f32 && p.q.dtype != DType::f32)

@@ -62,6 +62,7 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
   const check::Argument dk{"dk", args.dk};
   const check::Argument dv{"dv", args.dv};
   const check::Argument dsink{"dsink", args.dsink};
+  const check::Argument dgate{"dgate", args.dgate};
   p.out = builder.like_q(out, p.head_dim_v, like_out);
   check::given(lse, of_row_statistics);
   p.lse = builder.row_statistics(lse);
@@ -70,10 +71,11 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
   check_max_logits(max_logits, p.backward_precision);
   p.max_logits = builder.row_statistics(max_logits);
   p.captured_gradients = args.captured_gradients;
-  if (!dq.given() && !dk.given() && !dv.given() && !dsink.given() && !p.wants_captured_gradients()) {
-    check::invalid("dq, dk, dv and dsink are all missing; pass those that are wanted");
+  if (!dq.given() && !dk.given() && !dv.given() && !dsink.given() && !dgate.given() &&
+      !p.wants_captured_gradients()) {
+    check::invalid("dq, dk, dv, dsink and dgate are all missing; pass those that are wanted");
   }
-  for (const check::Argument& a : {dq, dk, dv}) check::consistent(a);
+  for (const check::Argument& a : {dq, dk, dv, dgate}) check::consistent(a);
   if (dq.given()) p.dq = builder.like_q(dq, p.head_dim_qk, like_query, true);
   if (dk.given()) p.dk = builder.like_k(dk, p.head_dim_qk, like_key, true);
   if (dv.given()) p.dv = builder.like_k(dv, p.head_dim_v, like_value, true);
@@ -88,8 +90,10 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
     check::invalid("dsink is given without sink; pass both, or neither");
   p.dsink = static_cast<float*>(address_of(args.dsink));
   p.dsink_stride = stride_of(args.dsink, 0);
-  builder.outputs({dq, dk, dv, dsink}, {out, lse, dout, dlse, max_logits});
-  builder.captured_gradients({dq, dk, dv, dsink, out, lse, dout, dlse, max_logits});
+  if (dgate.given() && !p.gate.given()) check::invalid("dgate is given without gate; pass both, or neither");
+  if (dgate.given()) p.dgate = builder.like_q(dgate, p.head_dim_v, like_out);
+  builder.outputs({dq, dk, dv, dsink, dgate}, {out, lse, dout, dlse, max_logits});
+  builder.captured_gradients({dq, dk, dv, dsink, dgate, out, lse, dout, dlse, max_logits});
   builder.contents();
   return p;
 }

@@ -62,6 +62,7 @@ class ProblemBuilder {
   void shapes_of_keys() const;
   Pages pages();
   Indices indices();
+  Operand gate();
   /// Refuses what does not go with indices.
   void indices_alone() const;
   void heads() const;
@@ -107,7 +108,7 @@ class ProblemBuilder {
   const AttentionOptions& options_;
   Memory memory_;
   Problem p_;
-  std::array<Argument, 18> inputs_{{{"q", in_.q},
+  std::array<Argument, 19> inputs_{{{"q", in_.q},
                                     {"k", in_.k},
                                     {"v", in_.v},
                                     {"cu_seqlens_q", in_.cu_seqlens_q},
@@ -124,7 +125,8 @@ class ProblemBuilder {
                                     {"causal_by_sequence", in_.causal_by_sequence},
                                     {"dropout_places", in_.dropout_places},
                                     {"indices", in_.indices},
-                                    {"topk_length", in_.topk_length}}};
+                                    {"topk_length", in_.topk_length},
+                                    {"gate", in_.gate}}};
   const Argument& q_ = inputs_[0];
   const Argument& k_ = inputs_[1];
   const Argument& v_ = inputs_[2];
@@ -136,6 +138,7 @@ class ProblemBuilder {
   const Argument& causal_by_sequence_ = inputs_[14];
   const Argument& indices_ = inputs_[16];
   const Argument& topk_length_ = inputs_[17];
+  const Argument& gate_ = inputs_[18];
 };
 
 }  // namespace tandem

@@ -30,10 +30,12 @@ void validate_backward_precision(const AttentionOptions& options, const Attentio
     invalid("backward_precision int8 is given with q in {}, which has no gradients; leave it out",
             name_of(in.q.dtype));
   }
-  if (options.softcap != 0.0F || in.sink.given()) {
+  if (options.softcap != 0.0F || in.sink.given() || in.gate.given()) {
     fail(Status::unsupported,
          "{} is given with backward_precision int8, whose gradients have none; leave one of both out",
-         options.softcap != 0.0F ? "softcap" : "sink");
+         options.softcap != 0.0F ? "softcap"
+         : in.sink.given()       ? "sink"
+                                 : "gate");
   }
 }
 

@@ -43,6 +43,18 @@ void ProblemBuilder::inputs() {
   p_.q_scale = scales(inputs_[8], q_, p_.packed_q, p_.heads_q, p_.rows_q);
   p_.k_scale = scales(inputs_[9], k_, p_.packed_k, p_.heads_kv, p_.rows_k);
   p_.v_scale = scales(inputs_[10], v_, p_.packed_k, p_.heads_kv, p_.rows_k);
+  p_.gate = gate();
+}
+
+Operand ProblemBuilder::gate() {
+  check::consistent(gate_);
+  if (!gate_.given()) return {};
+  if (quantized_inputs()) {
+    fail(Status::unsupported,
+         "gate is given with q in {}, whose calls have none; multiply out by its sigmoid",
+         name_of(q_.tensor.dtype));
+  }
+  return like_q(gate_, p_.head_dim_v, like_out);
 }
 
 void ProblemBuilder::not_quantized(const Argument& a) const {

@@ -1,6 +1,7 @@
 #include "cpu/cpu.hpp"
 
 #include "cpu/backward/add.hpp"
+#include "cpu/backward/gate.hpp"
 #include "cpu/common/workspace.hpp"
 #include "cpu/eight_bit/gradients.hpp"
 #include "cpu/quantize/dequantize.hpp"
@@ -54,7 +55,7 @@ Plan::Plan(const Problem& call, const Config& chosen) : problem(call), config(ch
   } else {
     plan_as(plan_backward(call, config, compiled));
   }
-  copied_bytes = added_bytes(call);
+  copied_bytes = added_bytes(call) + gated_bytes(call);
   if (copied_bytes > 0) workspace_bytes += copied_bytes + scratch_alignment;
 }
 
@@ -67,6 +68,8 @@ void run(const Plan& plan, std::span<std::byte> workspace, Stop* stop) {
     dequantize(*plan.mixed, problem, plan.config.threads);
   } else {
     problem = with_gradients_in(memory, problem);
+    if (problem.gate.given())
+      problem = behind_gate(memory + added_bytes(problem), problem, plan.config.threads);
   }
   run_pass(plan, problem, memory + plan.copied_bytes, stop);
   if (!plan.mixed) add_gradients(plan.problem, problem, plan.config.threads);

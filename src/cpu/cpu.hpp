@@ -31,7 +31,8 @@ struct Plan {
   Config config;
   std::optional<CallFunctions> functions;
   std::variant<ForwardPlan, EightBitPlan, BackwardPlan> pass;
-  /// Where the scratch memory of the pass begins: behind dequantized K and V, or gradients that are added.
+  /// Where the scratch memory of the pass begins: behind dequantized K and V, or gradients that are added
+  /// and that of O before a gate.
   std::size_t copied_bytes = 0;
   std::size_t workspace_bytes = 0;  ///< grows with threads times tile, never with seqlen squared
 };

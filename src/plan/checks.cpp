@@ -128,6 +128,8 @@ void check_problem(const Problem& p) {
   }
   if (has_wide_heads(p)) check_wide_heads(p);
   if (p.pass == Pass::forward && p.max_logits.given()) check_max_logits(p);
+  if (p.gate.given())
+    unsupported("gate has no GPU kernel yet; multiply out by its sigmoid, or copy the tensors to the CPU");
   for (const std::int64_t extent : {p.rows_q, p.rows_k, p.heads_q, p.batch, p.cache_batch}) {
     if (extent > INT_MAX)
       unsupported("an extent of {} is above the GPU kernels' {}; split the call", extent, INT_MAX);

@@ -23,7 +23,7 @@ void fold_heads_into_rows(Problem& p) {
   if (has_wide_heads(p) && p.group() > 64) return;
   p.rows_q = p.group();
   p.heads_q = p.heads_kv;
-  for (Operand* o : {&p.q, &p.out, &p.lse, &p.max_logits}) {
+  for (Operand* o : {&p.q, &p.out, &p.lse, &p.max_logits, &p.gate}) {
     o->row_stride = o->head_stride;
     o->head_stride *= p.rows_q;
   }

@@ -151,7 +151,10 @@ struct Problem : ScoreOptions {
   /// f32, addressed by (batch, head, row) in the same way: row_stride between rows, head_stride between
   /// heads.
   Operand lse, dlse;
-  Operand max_logits;           ///< likewise: written by forward where given, read by backward in 8 bits
+  Operand max_logits;  ///< likewise: written by forward where given, read by backward in 8 bits
+  /// As out: what its sigmoid multiplies, and the gradient of that. With a gate, backward's kernels have as
+  /// dout the gradient of O before the gate, which a pass before them makes; gated_dout is then out's own.
+  Operand gate, dgate, gated_dout;
   const float* sink = nullptr;  ///< by query head
   std::int64_t sink_stride = 1;
   float* dsink = nullptr;

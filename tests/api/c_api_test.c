@@ -51,6 +51,16 @@ static void test_computes(void) {
     CHECK(max_logits[h * seqlen + 1] < b.lse[h * seqlen + 1]);
   }
 
+  float gate[elements] = {0}; /* whose sigmoid is a half everywhere */
+  float half[elements];
+  memcpy(half, b.out, sizeof(half));
+  forward.gate = tandem_contiguous(gate, tandem_f32, 4, rows_shape);
+  CHECK(tandem_forward(&forward, NULL) == tandem_ok);
+  for (int n = 0; n < elements; ++n) {
+    CHECK(b.out[n] == half[n] / 2);
+    b.out[n] = half[n];
+  }
+
   tandem_backward_args backward = backward_args(&b);
   backward.options = &options;
   tandem_execution execution = tandem_execution_default();

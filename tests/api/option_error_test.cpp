@@ -339,7 +339,7 @@ INSTANTIATE_TEST_SUITE_P(
         Backward{"dout_missing", dense_backward, [](B& a) { a.dout = {}; },
                  "dout is missing; pass a tensor of shape (batch, seqlen_q, heads_q, head_dim_v)"},
         Backward{"gradients_missing", dense_backward, [](B& a) { a.dq = a.dk = a.dv = a.dsink = {}; },
-                 "dq, dk, dv and dsink are all missing; pass those that are wanted"},
+                 "dq, dk, dv, dsink and dgate are all missing; pass those that are wanted"},
         Backward{
             "dout_shape", dense_backward, set(&B::dout, tensor(6, DType::f32, {2, 5, 4, 16})),
             "dout has shape (2, 5, 4, 16); it must be (batch, seqlen_q, heads_q, head_dim_v) = (2, 5, 4, 8)"},

@@ -89,12 +89,12 @@ inline testing::AssertionResult same_bits(const std::vector<std::byte>& a, const
                                      << " on";
 }
 
-/// All results of one runner as bytes, in the order out, lse, dq, dk, dv, dsink, gradients of captured
+/// All results of one runner as bytes, in the order out, lse, dq, dk, dv, dsink, dgate, gradients of captured
 /// tensors: for bitwise comparison.
 using Results = std::vector<std::vector<std::byte>>;
 
 inline testing::AssertionResult same_bits(const Results& a, const Results& b) {
-  constexpr const char* names[] = {"out", "lse", "dq", "dk", "dv", "dsink"};
+  constexpr const char* names[] = {"out", "lse", "dq", "dk", "dv", "dsink", "dgate"};
   for (std::size_t n = 0; n < a.size(); ++n) {
     if (testing::AssertionResult result = same_bits(a[n], b[n]); !result) {
       const char* const name = n < std::size(names) ? names[n] : "a captured tensor's gradient";

@@ -23,7 +23,8 @@ constexpr Fault none{.name = "none", .caught_by = ""};
 const std::vector<Fault>& all_faults() {
   static const std::vector<Fault> all = [] {
     std::vector<Fault> found(faults().begin(), faults().end());
-    found.insert(found.end(), faults_in_8_bits().begin(), faults_in_8_bits().end());
+    for (const std::span<const Fault> more : {faults_in_8_bits(), faults_of_gates()})
+      found.insert(found.end(), more.begin(), more.end());
     return found;
   }();
   return all;

@@ -71,7 +71,6 @@ void scales_of_the_first_head(Problem& p) {
 }
 
 // The oracle's results, changed.
-
 void nan_dropped(const Call&, reference::Forward& f) {
   make_zero_if_nan(f.out);
   make_zero_if_nan(f.lse);
@@ -395,6 +394,7 @@ void FaultyOracle::backward(Call& call) {
   write(call.dk, result.dk);
   write(call.dv, result.dv);
   write(call.dsink, result.dsink);
+  write(call.dgate, result.dgate);
 }
 
 }  // namespace tandem::harness

@@ -31,6 +31,8 @@ void make_zero_if_nan(std::vector<double>& values);
 
 /// And of gradients in 8 bits.
 std::span<const Fault> faults_in_8_bits();
+/// And of output gates.
+std::span<const Fault> faults_of_gates();
 
 /// The oracle's gradients of a problem; in 8 bits those of the call, by their recipe.
 reference::Backward expected_backward(const Call& call, const Problem& problem);

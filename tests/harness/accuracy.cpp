@@ -52,7 +52,7 @@ struct Yardstick {
 };
 
 struct Yardsticks {
-  Yardstick out, dq, dk, dv, dsink;
+  Yardstick out, dq, dk, dv, dsink, dgate;
   std::vector<Yardstick> captured;
 };
 
@@ -90,6 +90,7 @@ void measure(Yardsticks& y, const Problem& problem, DType dtype, const reference
     measure_one(y.dk, found.dk, exact.dk);
     measure_one(y.dv, found.dv, exact.dv);
     measure_one(y.dsink, found.dsink, exact.dsink);
+    measure_one(y.dgate, found.dgate, exact.dgate);
     for (std::size_t n = 0; n < exact.captured.size(); ++n) {
       measure_one(y.captured[n], found.captured[n], exact.captured[n]);
     }
@@ -246,6 +247,7 @@ Expected expect(const Problem& problem, DType dtype, Pass pass, std::int64_t sco
   e.dk = target(exact.dk, y.dk, problem.head_dim_qk);
   e.dv = target(exact.dv, y.dv, problem.head_dim_v);
   e.dsink = target(exact.dsink, y.dsink, 1);
+  e.dgate = target(exact.dgate, y.dgate, problem.head_dim_v);
   y.captured.resize(exact.captured.size());
   for (std::size_t n = 0; n < exact.captured.size(); ++n) {
     e.captured.push_back(target(exact.captured[n], y.captured[n], 1));

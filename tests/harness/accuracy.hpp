@@ -53,7 +53,7 @@ constexpr std::size_t few_elements = 4096;
 
 struct Expected {
   Target out, lse, max_logits;
-  Target dq, dk, dv, dsink;
+  Target dq, dk, dv, dsink, dgate;
   std::vector<Target> captured;  ///< by the numbers of captured tensors; empty: not asked for
 };
 

@@ -167,6 +167,7 @@ std::string Case::describe() const {
     if (!dropout_places.empty()) text += fmt::format(" at {}", dropout_places);
   }
   if (sink) text += " sink";
+  if (gate) text += " gate";
   if (dlse) text += " dlse";
   if (f32_gradients != 0) text += fmt::format(" gradients in f32 {} added {}", f32_gradients, added);
   if (unwanted != 0) text += fmt::format(" unwanted {}", unwanted);
@@ -222,6 +223,11 @@ Call::Call(const Case& c) : spec(c) {
     poison_rows(v, c.v_in_k ? c.k : c.v, c.packed_k, c.rows_k(), c.heads_kv * c.head_dim_v, key_rows_of);
   }
 
+  if (c.gate) {
+    gate = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_v, c.dtype, c.gate_layout, false);
+    fill(gate, random, 2.0);
+    poison_rows(gate, c.gate_layout, c.packed_q, c.rows_q(), c.heads_q * c.head_dim_v, query_rows_of);
+  }
   if (c.topk > 0) make_indices(random);
   if (c.dtype == DType::e4m3) q_scale = scale_box(c, random);
   if (c.dtype == DType::e4m3 || c.key_dtype) {
@@ -244,6 +250,8 @@ Call::Call(const Case& c) : spec(c) {
     dk = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_qk, c.gradient_dtype(2), c.dk, true);
   if ((c.unwanted & 4U) == 0)
     dv = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_v, c.gradient_dtype(2), c.dv, true);
+  if (c.gate && (c.unwanted & 8U) == 0)
+    dgate = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_v, c.dtype, c.gate_layout, true);
 }
 
 Problem Call::problem() const {
@@ -267,6 +275,7 @@ Problem Call::problem() const {
   p.v = operand(v, c.packed_k);
   p.dout = operand(dout, c.packed_q);
   p.dlse = lse_operand(dlse, c.packed_q);
+  p.gate = operand(gate, c.packed_q);
   if (sink.given()) p.sink = static_cast<const float*>(sink.view().data);
   p.q_scale = scales(q_scale);
   if (c.scales == 3) {

@@ -75,9 +75,10 @@ struct Case {
   /// dropout_places: four of each batch entry; empty is not given.
   std::vector<std::int64_t> dropout_places;
   bool sink = false;
+  bool gate = false;
   bool lse = true;
   bool dlse = false;
-  unsigned unwanted = 0;  ///< backward: gradients not asked for; 1 dq, 2 dk, 4 dv
+  unsigned unwanted = 0;  ///< backward: gradients not asked for; 1 dq, 2 dk, 4 dv, 8 dgate
   int scales = 0;       ///< 8 bits: 0 none, 1 one scale a tensor, 2 one a (batch, kv head), 3 k and v by row
   Layout scale_layout;  ///< of those by row: (entries or pages, kv heads, rows)
   /// Gradients in f32 beside a q of 16 bits, and of them those that are added to what there is; 1 dq, 2 dk
@@ -87,6 +88,7 @@ struct Case {
   double amplitude = 1.0;  ///< standard deviation of q and k; v and gradients have 1
 
   Layout q, k, v, out, dout, dq, dk, dv, lse_layout;
+  Layout gate_layout;  ///< of gate and dgate
   int threads = 1;
   bool workspace = true;  ///< pass a (poisoned) workspace of the size asked for
 
@@ -121,12 +123,12 @@ struct Call {
   Box q, k, v, sink, q_scale, k_scale, v_scale;
   Box cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   Box page_table, leftpad_k, cache_batch_idx, causal_by_sequence, dropout_places;
-  Box indices, topk_length;
+  Box indices, topk_length, gate;
   std::vector<Box> captured;
   std::optional<Function> score_function, mask_function;
   Box out, lse;
   Box max_logits;  ///< where ask_for_max_logits() made one
-  Box dout, dlse, dq, dk, dv, dsink;
+  Box dout, dlse, dq, dk, dv, dsink, dgate;
   bool rows_overlap =
       false;  ///< lengths make no sense: a row may be of several sequences, each of which writes it
   std::vector<Box> captured_gradients;  ///< by the numbers of `captured`; not given: not asked for

@@ -25,6 +25,7 @@ void set_inputs(const Call& call, AttentionInputs& args) {
   args.dropout_places = call.dropout_places.view();
   args.indices = call.indices.view();
   args.topk_length = call.topk_length.view();
+  args.gate = call.gate.view();
 }
 
 }  // namespace
@@ -51,6 +52,7 @@ BackwardArgs Call::backward_args() const {
   args.dk = dk.view();
   args.dv = dv.view();
   args.dsink = dsink.view();
+  args.dgate = dgate.view();
   args.captured_gradients = captured_gradient_views;
   args.accumulate_dq = (spec.added & 1U) != 0;
   args.accumulate_dk_dv = (spec.added & 2U) != 0;
@@ -60,7 +62,7 @@ BackwardArgs Call::backward_args() const {
 
 std::vector<Box*> Call::outputs(Pass pass) {
   if (pass == Pass::forward) return {&out, &lse, &max_logits};
-  std::vector<Box*> boxes{&dq, &dk, &dv, &dsink};
+  std::vector<Box*> boxes{&dq, &dk, &dv, &dsink, &dgate};
   for (Box& box : captured_gradients) boxes.push_back(&box);
   return boxes;
 }
@@ -84,6 +86,7 @@ std::vector<Box*> Call::inputs() {
                           &dropout_places,
                           &indices,
                           &topk_length,
+                          &gate,
                           &dout,
                           &dlse};
   for (Box& box : captured) boxes.push_back(&box);

@@ -52,6 +52,7 @@ void change(Case& c, const Changes& changes) {
   set(changes.score_function, c.score_function);
   set(changes.mask_function, c.mask_function);
   set(changes.sink, c.sink);
+  set(changes.gate, c.gate);
   set(changes.lse, c.lse);
   set(changes.dlse, c.dlse);
   set(changes.unwanted, c.unwanted);

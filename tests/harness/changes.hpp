@@ -31,7 +31,7 @@ struct Changes {
   std::optional<Precision> precision = {};
   std::optional<bool> strict = {};
   std::optional<std::string> score_function = {}, mask_function = {};
-  std::optional<bool> sink = {}, lse = {}, dlse = {};
+  std::optional<bool> sink = {}, gate = {}, lse = {}, dlse = {};
   std::optional<unsigned> unwanted = {};
   std::optional<int> scales = {};
   std::optional<bool> f32_out = {};

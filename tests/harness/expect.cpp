@@ -52,7 +52,7 @@ testing::AssertionResult correct(Call& call, Pass pass, const Expected& e) {
               Check{"max_logits", &call.max_logits, &e.max_logits}};
   } else {
     checks = {Check{"dq", &call.dq, &e.dq}, Check{"dk", &call.dk, &e.dk}, Check{"dv", &call.dv, &e.dv},
-              Check{"dsink", &call.dsink, &e.dsink}};
+              Check{"dsink", &call.dsink, &e.dsink}, Check{"dgate", &call.dgate, &e.dgate}};
     for (std::size_t n = 0; n < e.captured.size(); ++n) {
       checks.emplace_back("a captured tensor's gradient", &call.captured_gradients[n], &e.captured[n]);
     }

@@ -31,6 +31,7 @@ void write_exact(Call& call, Pass pass) {
     write(call.dk, e.dk);
     write(call.dv, e.dv);
     write(call.dsink, e.dsink);
+    write(call.dgate, e.dgate);
   }
 }
 

@@ -12,6 +12,7 @@ Neighbour::Neighbour(const Problem& original, std::uint64_t seed) : problem_(ori
   p.q = moved(p.q, p.packed_q, p.rows_q, p.heads_q, p.head_dim_qk);
   p.k = moved(p.k, p.packed_k, p.rows_k, p.heads_kv, p.head_dim_qk);
   p.v = moved(p.v, p.packed_k, p.rows_k, p.heads_kv, p.head_dim_v);
+  if (p.gate.given()) p.gate = moved(p.gate, p.packed_q, p.rows_q, p.heads_q, p.head_dim_v);
   if (p.dout.given()) p.dout = moved(p.dout, p.packed_q, p.rows_q, p.heads_q, p.head_dim_v);
 }
 

@@ -6,37 +6,14 @@
 #include <limits>
 #include <optional>
 
-#include "cpu/common/vector_clones.hpp"
 #include "cpu/reference/function.hpp"
 #include "element.hpp"
-#include "rounding.hpp"
+#include "matrix.hpp"
 
 namespace tandem::harness {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
-
-/// round_fast of `n` numbers.
-TANDEM_VECTOR_CLONES void round_row(DType dtype, float* x, std::int64_t n) {
-  if (dtype == DType::bf16) {
-    for (std::int64_t j = 0; j < n; ++j) x[j] = round_bf16(x[j]);
-  } else if (dtype == DType::f16) {
-    for (std::int64_t j = 0; j < n; ++j) x[j] = round_f16(x[j]);
-  }
-}
-
-/// A row-major matrix of values that the dtype holds.
-struct Matrix {
-  std::int64_t rows = 0;
-  std::int64_t cols = 0;
-  std::vector<float> data;
-
-  Matrix() = default;
-  Matrix(std::int64_t rows_, std::int64_t cols_)
-      : rows(rows_), cols(cols_), data(static_cast<std::size_t>(rows_ * cols_), 0.0F) {}
-  [[nodiscard]] float* row(std::int64_t r) { return data.data() + r * cols; }
-  [[nodiscard]] const float* row(std::int64_t r) const { return data.data() + r * cols; }
-};
 
 Matrix load(const Operand& x, DType dtype, std::int64_t batch, Rows rows, std::int64_t head, std::int64_t dim,
             float factor) {
@@ -48,36 +25,6 @@ Matrix load(const Operand& x, DType dtype, std::int64_t batch, Rows rows, std::i
     round_row(dtype, m.row(i), dim);
   }
   return m;
-}
-
-Matrix transposed(const Matrix& a) {
-  Matrix t(a.cols, a.rows);
-  for (std::int64_t r = 0; r < a.rows; ++r) {
-    for (std::int64_t c = 0; c < a.cols; ++c) t.row(c)[r] = a.row(r)[c];
-  }
-  return t;
-}
-
-/// y += a * x.
-TANDEM_VECTOR_CLONES void accumulate(float* y, float a, const float* x, std::int64_t n) {
-#pragma omp simd
-  for (std::int64_t j = 0; j < n; ++j) y[j] += a * x[j];
-}
-
-/// a @ b: fp32 sums, one rounding. Entries of `a` that are 0 are skipped, so that a row of b nobody weighs
-/// may be NaN.
-Matrix matmul(const Matrix& a, const Matrix& b, DType dtype) {
-  Matrix c(a.rows, b.cols);
-  for (std::int64_t i = 0; i < a.rows; ++i) {
-    float* row = c.row(i);
-    for (std::int64_t n = 0; n < a.cols; ++n) {
-      const float weight = a.row(i)[n];
-      if (weight == 0.0F) continue;
-      accumulate(row, weight, b.row(n), b.cols);
-    }
-    round_row(dtype, row, b.cols);
-  }
-  return c;
 }
 
 /// Where a model rounds.
@@ -148,6 +95,42 @@ Matrix out_of(const Problem& p, const Rounding& r, std::int64_t batch, std::int6
     for (std::int64_t c = 0; c < out.cols; ++c) out.row(i)[c] = round_fast(r.dtype, out.row(i)[c] * factor);
   }
   return out;
+}
+
+/// The sigmoid of a row's gate, as an operator of its own; 1 without one.
+float gate_of(const Problem& p, const Rounding& r, std::int64_t batch, const Saved& s, std::int64_t head,
+              std::int64_t i, std::int64_t c) {
+  if (!p.gate.given()) return 1.0F;
+  double gate = 0.0;
+  decode(p.gate.dtype, p.gate.data, p.gate.offset(batch, s.q_rows.begin + i, head) + c, 1, &gate);
+  return round_fast(r.dtype, 1.0F / (1.0F + std::exp(-static_cast<float>(gate))));
+}
+
+/// Multiplies rows by their gates' sigmoids, with a rounding.
+Matrix gated(Matrix m, const Problem& p, const Rounding& r, std::int64_t batch, std::int64_t head,
+             const Saved& s) {
+  for (std::int64_t i = 0; p.gate.given() && i < m.rows; ++i) {
+    for (std::int64_t c = 0; c < m.cols; ++c) {
+      float& x = m.row(i)[c];
+      if (x != 0.0F) x = round_fast(r.dtype, x * gate_of(p, r, batch, s, head, i, c));
+    }
+  }
+  return m;
+}
+
+/// dgate of a head: dout * O * sigmoid * (1 - sigmoid), an operator each.
+Matrix gate_gradient(const Problem& p, const Rounding& r, std::int64_t batch, std::int64_t head,
+                     const Saved& s, const Matrix& dout) {
+  Matrix m = out_of(p, r, batch, head, s);
+  for (std::int64_t i = 0; i < m.rows; ++i) {
+    for (std::int64_t c = 0; c < m.cols; ++c) {
+      float& x = m.row(i)[c];
+      if (x == 0.0F) continue;
+      const float gate = gate_of(p, r, batch, s, head, i, c);
+      x = round_fast(r.dtype, round_fast(r.dtype, dout.row(i)[c] * x) * gate * (1.0F - gate));
+    }
+  }
+  return m;
 }
 
 /// Adds what a pair gives to the gradients of what its score function reads.
@@ -337,8 +320,8 @@ reference::Forward same_dtype_forward(const Problem& p, DType dtype, Model model
   for (std::int64_t batch = 0; batch < p.batch; ++batch) {
     for (std::int64_t head = 0; head < p.heads_q; ++head) {
       const Saved s = attend(p, r, batch, head);
-      scatter(out_of(p, r, batch, head, s), s.q_rows, p.packed_q, batch, head, p.rows_q, p.heads_q,
-              result.out);
+      scatter(gated(out_of(p, r, batch, head, s), p, r, batch, head, s), s.q_rows, p.packed_q, batch, head,
+              p.rows_q, p.heads_q, result.out);
       const std::int64_t first = ((p.packed_q ? 0 : batch) * p.heads_q + head) * p.rows_q + s.q_rows.begin;
       for (std::int64_t i = 0; i < s.q_rows.used; ++i) {
         result.lse[static_cast<std::size_t>(first + i)] =
@@ -356,6 +339,7 @@ reference::Backward same_dtype_backward(const Problem& p, DType dtype, Model mod
   result.dk.assign(numel(p.packed_k, p, p.rows_k, p.heads_kv, p.head_dim_qk), 0.0);
   result.dv.assign(numel(p.packed_k, p, p.rows_k, p.heads_kv, p.head_dim_v), 0.0);
   if (p.sink != nullptr) result.dsink.assign(static_cast<std::size_t>(p.heads_q), 0.0);
+  if (p.gate.given()) result.dgate.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, p.head_dim_v), 0.0);
   for (const Tensor& t : p.captured_gradients) {
     result.captured.emplace_back(static_cast<std::size_t>(t.given() ? t.numel() : 0), 0.0);
   }
@@ -365,7 +349,12 @@ reference::Backward same_dtype_backward(const Problem& p, DType dtype, Model mod
     for (std::int64_t head = 0; head < p.heads_q; ++head) {
       const std::int64_t kv_head = head / p.group();
       const Saved s = attend(p, r, batch, head);
-      const Matrix dout = load(p.dout, dtype, batch, s.q_rows, head, p.head_dim_v, 1.0F);
+      Matrix dout = load(p.dout, dtype, batch, s.q_rows, head, p.head_dim_v, 1.0F);
+      if (p.gate.given()) {
+        scatter(gate_gradient(p, r, batch, head, s, dout), s.q_rows, p.packed_q, batch, head, p.rows_q,
+                p.heads_q, result.dgate);
+        dout = gated(std::move(dout), p, r, batch, head, s);
+      }
       double dsink = 0.0;
       const Matrix ds = score_gradient(p, r, batch, head, s, dout, result, dsink);
       if (p.sink != nullptr) result.dsink[static_cast<std::size_t>(head)] += dsink;

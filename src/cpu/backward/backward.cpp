@@ -15,6 +15,7 @@
 #include <cstring>
 #include <variant>
 
+#include "cpu/backward/gate.hpp"
 #include "cpu/common/operand.hpp"
 #include "cpu/common/workspace.hpp"
 #include "cpu/cpu.hpp"
@@ -287,6 +288,7 @@ class Backward {
                     .dout = of_query(p_.dout),
                     .lse = of_query(p_.lse),
                     .dlse = of_query(p_.dlse),
+                    .gated_dout = of_query(gated_dout(p_)),
                     .dq = of_query(p_.dq),
                     .dk = of_key(p_.dk),
                     .dv = of_key(p_.dv),

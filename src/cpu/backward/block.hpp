@@ -61,6 +61,7 @@ struct BackwardBlock {
   std::int64_t seqlen_k = 0;
 
   HeadRows q, k, v, out, dout, lse, dlse;  ///< dlse.data may be null
+  HeadRows gated_dout;                     ///< the gradient of out, which is dout but for an output gate
   HeadRows dq, dk, dv;                     ///< no data: that gradient is not wanted
   const float* sink = nullptr;
   double* dsink = nullptr;                   ///< added to, if not null

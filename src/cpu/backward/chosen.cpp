@@ -15,6 +15,7 @@
 #include <variant>
 
 #include "cpu/backward/backward.hpp"
+#include "cpu/backward/gate.hpp"
 #include "cpu/common/chosen_keys.hpp"
 #include "cpu/common/convert.hpp"
 #include "cpu/common/operand.hpp"
@@ -207,6 +208,7 @@ class ChosenBackward {
                         .dout = of_query(p_.dout),
                         .lse = of_query(p_.lse),
                         .dlse = of_query(p_.dlse),
+                        .gated_dout = of_query(gated_dout(p_)),
                         .dq = {},
                         .dk = {},
                         .dv = {}};

@@ -7,10 +7,11 @@
 
 namespace tandem::cpu::TANDEM_TARGET {
 
-/// dO . out - dLSE. Where the row sees one key and out is its v, the sum is dP's, bit for bit.
+/// The gradient of out . out - dLSE. Where the row sees one key and out is its v, the sum is dP's, bit for
+/// bit.
 template <typename Tile>
 float delta_of(Tile& t, std::int64_t i) {
-  const auto* const dout = row_of<const typename Tile::Element>(t.b.dout, i);
+  const auto* const dout = row_of<const typename Tile::Element>(t.b.gated_dout, i);
   const auto* const out = row_of<const typename Tile::Element>(t.b.out, i);
   const Range keys = t.visible_keys(i, i);
   const float sum = keys.last - keys.first == 1 ? chained_dot(out, dout, static_cast<int>(t.d_v()))

@@ -248,6 +248,7 @@ void run_tile(const Head& h, std::int64_t item) {
   t.out = {element(p.out, h.b, q_rows.begin, head), p.out.row_stride, 0};
   t.lse = row_numbers(p.lse, h.b, q_rows.begin, head);
   t.max_logits = row_numbers(p.max_logits, h.b, q_rows.begin, head);
+  t.gate = row_numbers(p.gate, h.b, q_rows.begin, head);
   t.v = element(p.v, h.b, keys.begin, h.kv_head);
   t.v_stride = p.v.row_stride;
   t.seqlen_q = q_rows.used;

@@ -81,16 +81,47 @@ TANDEM_INLINE Out* out_row(const ForwardTile& t, std::int64_t row, std::int64_t 
   return static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
 }
 
+/// dst[c] = factor * src[c] * sigmoid(gate[c]).
+template <typename From, typename Gate, typename Out>
+[[gnu::noinline]] void gate_row(const From* src, const Gate* gate, int columns, float factor, Out* dst) {
+  const Vec f = broadcast(factor);
+  const auto gated = [&](Vec x, Vec g) {
+    const Vec power = exp2(hn::Mul(g, broadcast(-log2_e)));
+    return hn::Div(hn::Mul(x, f), hn::Add(power, broadcast(1.0F)));
+  };
+  int c = 0;
+  for (; c + vec_lanes <= columns; c += vec_lanes) store(gated(load(src + c), load(gate + c)), dst + c);
+  if (c == columns) return;
+  store_first(gated(load_first(src + c, columns - c), load_first(gate + c, columns - c)), dst + c,
+              columns - c);
+}
+
+/// Writes `factor` times a row to out, behind its gate where the call has one.
+template <typename From, typename Out>
+TANDEM_INLINE void write_out(const ForwardTile& t, std::int64_t row, std::int64_t head, const From* src,
+                             float factor) {
+  Out* const out = out_row<Out>(t, row, head);
+  if (t.gate.data == nullptr) return scale_row(src, t.head_dim_v, factor, out);
+  const auto gate = [&]<typename T>() {
+    const T* const rows = static_cast<const T*>(t.gate.data);
+    gate_row(src, rows + row * t.gate.row_stride + head * t.gate.head_stride, t.head_dim_v, factor, out);
+  };
+  switch (t.dtype) {
+    case DType::f16: return gate.template operator()<f16>();
+    case DType::bf16: return gate.template operator()<bf16>();
+    default: return gate.template operator()<float>();
+  }
+}
+
 /// Writes out, LSE and largest logit of one row, whose unnormalised O is `accumulated`.
 template <typename Out>
 TANDEM_INLINE void write_row(const ForwardTile& t, std::int64_t row, std::int64_t head, bool seen,
                              const RowSum& sum, const float* accumulated) {
-  Out* out = out_row<Out>(t, row, head);
   const float scale = close_row(t, row, head, seen, sum);
   if (seen) {
-    scale_row(accumulated, t.head_dim_v, scale, out);
+    write_out<float, Out>(t, row, head, accumulated, scale);
   } else {  // 0 whatever was accumulated: a NaN in V reaches every row of a block
-    __builtin_memset(out, 0, static_cast<std::size_t>(t.head_dim_v) * sizeof(Out));
+    __builtin_memset(out_row<Out>(t, row, head), 0, static_cast<std::size_t>(t.head_dim_v) * sizeof(Out));
   }
 }
 

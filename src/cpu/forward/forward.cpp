@@ -113,6 +113,7 @@ ForwardTile ForwardRun::head(const Sequence& s, std::int64_t kv_head) const {
   t.out = {element(p.out, b, first_query, head), p.out.row_stride, p.out.head_stride};
   t.lse = row_numbers(p.lse, b, first_query, head);
   t.max_logits = row_numbers(p.max_logits, b, first_query, head);
+  t.gate = row_numbers(p.gate, b, first_query, head);
   static_assert(sizeof zero_row >= sizeof(float) * max_head_dim);
   if (p.pages.given()) {
     t.k = element(p.k, 0, 0, kv_head);

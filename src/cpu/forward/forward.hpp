@@ -42,7 +42,7 @@ struct ForwardPlan {
 
 /// `functions` may be null.
 ForwardPlan plan_forward(const Problem& problem, const Config& config, const CallFunctions* functions);
-/// The numbers of a head's rows from `row` on, of an LSE or max_logits that may not be given.
+/// A head's rows from `row` on, of an LSE, max_logits or gate that may not be given.
 GroupRows row_numbers(const Operand& x, std::int64_t batch, std::int64_t row, std::int64_t head);
 /// `problem` is that of the plan, with all addresses.
 void forward(const Plan& plan, const Problem& problem, std::byte* workspace, Stop* stop);

@@ -82,8 +82,7 @@ void write_one_key_row(const ForwardTile& t, std::int64_t row, std::int64_t head
   const float lse = hn::GetLane(SlopedLogits(t).logit(broadcast(product)));
   // The softmax of an infinite logit is 0 / 0 or infinity / infinity.
   const bool finite = __builtin_fabsf(lse) < __builtin_inff();
-  Out* out = static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
-  scale_row(at.v, t.head_dim_v, finite ? v_scale : __builtin_nanf(""), out);
+  write_out<K, Out>(t, row, head, at.v, finite ? v_scale : __builtin_nanf(""));
   for (const GroupRows& to : {t.lse, t.max_logits}) {
     write_number(to, row, head, finite ? lse : __builtin_nanf(""));
   }

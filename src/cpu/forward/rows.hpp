@@ -104,7 +104,7 @@ void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s,
   const auto dims = static_cast<std::size_t>(t.head_dim_v);
   // Pairs of columns are half as many words to transpose.
   constexpr bool pairs = __is_same(Out, bf16) && Math::elements_per_word == 2;
-  const bool narrow = pairs && dims % 2 == 0;
+  const bool narrow = pairs && dims % 2 == 0 && t.gate.data == nullptr;
   for (int lane = 0; lane < s.count; lane += vec_lanes) {
     alignas(64) float scales[vec_lanes] = {};
     bool is_seen[vec_lanes];
@@ -128,7 +128,7 @@ void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s,
         __builtin_memcpy(out, reinterpret_cast<const Out*>(rows) + (i - lane) * t.head_dim_v,
                          dims * sizeof(Out));
       } else {
-        scale_row(rows + (i - lane) * t.head_dim_v, t.head_dim_v, scales[i - lane], out);
+        write_out<float, Out>(t, row, head, rows + (i - lane) * t.head_dim_v, scales[i - lane]);
       }
     });
   }

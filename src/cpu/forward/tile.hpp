@@ -65,6 +65,7 @@ struct ForwardTile : ScoreOptions {
 
   GroupRows q, out;
   GroupRows lse, max_logits;  ///< data may be null
+  GroupRows gate;             ///< likewise; of q's dtype
   const void* k = nullptr;
   const void* v = nullptr;
   std::int64_t k_stride = 0;

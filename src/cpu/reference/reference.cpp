@@ -260,6 +260,12 @@ Row softmax_row(const Problem& p, const Sequence& s, std::int64_t i, Functions& 
   return row;
 }
 
+/// The sigmoid of element `c` of a row's gate; 1 without one.
+double gate_of(const Problem& p, std::int64_t batch, std::int64_t row, std::int64_t head, std::int64_t c) {
+  if (!p.gate.given()) return 1.0;
+  return 1.0 / (1.0 + std::exp(-element(p.gate, p.gate.offset(batch, row, head) + c)));
+}
+
 /// Index of the first element of (batch, row, head) in a contiguous (batch, rows, heads, dim) array; a packed
 /// array has no batch dimension.
 std::size_t index(bool packed, std::int64_t batch, std::int64_t row, std::int64_t head, std::int64_t rows,
@@ -287,7 +293,8 @@ Forward forward(const Problem& p) {
         const std::int64_t r = s.q_rows.begin + i;
         double* out =
             result.out.data() + index(p.packed_q, batch, r, head, p.rows_q, p.heads_q, p.head_dim_v);
-        for (const double value : row.out) *out++ = value;
+        for (std::int64_t c = 0; c < p.head_dim_v && !row.keys.empty(); ++c)
+          out[c] = row.out[static_cast<std::size_t>(c)] * gate_of(p, batch, r, head, c);
         const std::size_t at = index(p.packed_q, batch, head, r, p.heads_q, p.rows_q, 1);
         result.lse[at] = row.lse;
         result.max_logits[at] = row.max_logit;
@@ -323,6 +330,7 @@ Backward backward(const Problem& p) {
   result.dk.assign(numel(p.packed_k, p, p.rows_k, p.heads_kv, d), 0.0);
   result.dv.assign(numel(p.packed_k, p, p.rows_k, p.heads_kv, dv), 0.0);
   if (p.sink != nullptr) result.dsink.assign(static_cast<std::size_t>(p.heads_q), 0.0);
+  if (p.gate.given()) result.dgate.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, dv), 0.0);
   for (const Tensor& t : p.captured_gradients) {
     result.captured.emplace_back(static_cast<std::size_t>(t.given() ? t.numel() : 0), 0.0);
   }
@@ -331,11 +339,19 @@ Backward backward(const Problem& p) {
     for (std::int64_t head = 0; head < p.heads_q; ++head) {
       const std::int64_t kv_head = head / p.group();
       const Sequence s = load_sequence(p, batch, head);
-      const std::vector<double> dout = load(p.dout, batch, s.q_rows.begin, s.q_rows.used, head, dv, 1.0);
+      std::vector<double> dout = load(p.dout, batch, s.q_rows.begin, s.q_rows.used, head, dv, 1.0);
       for (std::int64_t i = 0; i < s.q_rows.used; ++i) {
         const Row row = softmax_row(p, s, i, functions);
         const std::int64_t r = s.q_rows.begin + i;
-        const double* dout_row = dout.data() + i * dv;
+        double* const dout_row = dout.data() + i * dv;
+        for (std::int64_t c = 0; c < dv && p.gate.given(); ++c) {
+          const double gate = gate_of(p, batch, r, head, c);
+          dout_row[c] *= gate;  // the gradient of O from here on
+          if (row.keys.empty()) continue;
+          double* dgate =
+              result.dgate.data() + index(p.packed_q, batch, r, head, p.rows_q, p.heads_q, dv) + c;
+          *dgate = dout_row[c] * row.out[static_cast<std::size_t>(c)] * (1.0 - gate);
+        }
         // delta = sum_j P_j dP_j - dlse, so that dS_j = P_j (dP_j - delta); the sink is a key whose dP is 0.
         // Without a key the sum is empty, whatever dout holds, and dlse is the sink's.
         double delta = row.keys.empty() ? 0.0 : dot(dout_row, row.out.data(), dv);

@@ -19,6 +19,7 @@ struct Forward {
 };
 struct Backward {
   std::vector<double> dq, dk, dv, dsink;
+  std::vector<double> dgate;  ///< empty without a gate
   /// By captured tensor of the score function; empty but for those of reals in problem.captured_gradients.
   std::vector<std::vector<double>> captured;
 };
