@@ -81,7 +81,7 @@ struct MembersOf;
 template <>
 struct MembersOf<Tiling>
     : Members<&Tiling::element, &Tiling::head_dim_qk, &Tiling::head_dim_v, &Tiling::block_m, &Tiling::block_n,
-              &Tiling::heads_as_rows, &Tiling::f32_out, &Tiling::max_logits> {};
+              &Tiling::heads_as_rows, &Tiling::f32_out, &Tiling::max_logits, &Tiling::gate> {};
 template <>
 struct MembersOf<BackwardTiling>
     : Members<&BackwardTiling::element, &BackwardTiling::head_dim_qk, &BackwardTiling::head_dim_v,

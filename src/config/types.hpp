@@ -72,6 +72,7 @@ struct Tiling {
   bool heads_as_rows = false;
   bool f32_out = false;  ///< out is f32, as results that are merged elsewhere want it; else it is `element`
   bool max_logits = false;  ///< each row's largest logit is written, which every block then finds
+  bool gate = false;        ///< out is multiplied by the sigmoid of a gate
 
   constexpr bool operator==(const Tiling&) const = default;
   /// Rows that one box of Q fills: those of a warpgroup, or of the tile where it has fewer.

@@ -67,6 +67,12 @@ inline bool allows_vectors(const Operand& o, std::int64_t head_dim) {
          o.head_stride % 8 == 0 && o.batch_stride % 8 == 0;
 }
 
+/// Whether every row of every head starts at a multiple of 4 bytes and holds whole pairs of elements.
+inline bool allows_pairs(const Operand& o, std::int64_t head_dim) {
+  return reinterpret_cast<std::uintptr_t>(o.data) % 4 == 0 && head_dim % 2 == 0 && o.row_stride % 2 == 0 &&
+         o.head_stride % 2 == 0 && o.batch_stride % 2 == 0;
+}
+
 /// Whether every row of 8-bit values starts at a multiple of `bytes`, a power of two, and holds whole groups.
 inline bool allows_quantized_vectors(const Operand& x, std::int64_t head_dim, unsigned int bytes = 8) {
   return reinterpret_cast<std::uintptr_t>(x.data) % bytes == 0 && head_dim % bytes == 0 &&

@@ -113,6 +113,17 @@ void check_max_logits(const Problem& p) {
   unsupported("max_logits with {} has no GPU kernel; leave it out, or copy the tensors to the CPU", what);
 }
 
+/// An output gate is the 16-bit kernels'.
+void check_gate(const Problem& p) {
+  const char* const what = p.pass == Pass::backward          ? "backward"
+                           : p.precision != Precision::exact ? "an 8-bit precision"
+                           : has_wide_heads(p)               ? "head dimensions above 256"
+                                                             : nullptr;
+  if (what == nullptr) return;
+  unsupported("gate with {} has no GPU kernel; multiply out by its sigmoid, or copy the tensors to the CPU",
+              what);
+}
+
 }  // namespace
 
 void check_problem(const Problem& p) {
@@ -128,8 +139,7 @@ void check_problem(const Problem& p) {
   }
   if (has_wide_heads(p)) check_wide_heads(p);
   if (p.pass == Pass::forward && p.max_logits.given()) check_max_logits(p);
-  if (p.gate.given())
-    unsupported("gate has no GPU kernel yet; multiply out by its sigmoid, or copy the tensors to the CPU");
+  if (p.gate.given()) check_gate(p);
   for (const std::int64_t extent : {p.rows_q, p.rows_k, p.heads_q, p.batch, p.cache_batch}) {
     if (extent > INT_MAX)
       unsupported("an extent of {} is above the GPU kernels' {}; split the call", extent, INT_MAX);

@@ -170,8 +170,8 @@ CallFacts::CallFacts(const Problem& asked, const DeviceFacts& d)
   keys = p.packed_k ? p.rows_k / std::max<std::int64_t>(p.batch, 1) : p.rows_k;
   has_few_queries = exact && queries <= few;
   if (!has_few_queries) return;
-  decodes = !wide_heads && !p.has_function() && !p.max_logits.given() && p.split_size == 0 && p.group() > 0 &&
-            queries * p.group() <= decode_rows;
+  decodes = !wide_heads && !p.has_function() && !p.max_logits.given() && !p.gate.given() &&
+            p.split_size == 0 && p.group() > 0 && queries * p.group() <= decode_rows;
   head_rows = best_head_rows(p);
   heads_as_rows = head_rows.heads > 1;
   const double tiles = tiles_of(*this);

@@ -65,7 +65,7 @@ struct CallFacts {
   // Set for a forward call by the exact formula, else false.
   bool has_few_queries = false;
   /// A tile of 16 rows holds all queries that share keys, as the kernel `decode` has them. With a split size,
-  /// a function or max_logits every row goes through the forward kernel's products.
+  /// a function, a gate or max_logits every row goes through the forward kernel's products.
   bool decodes = false;
   /// Heads that share keys are rows of one tile, where that makes fewer tiles than a tile a head: of the few
   /// queries that a sequence has, keys are then read once a KV head.

@@ -56,6 +56,15 @@ TANDEM_DEVICE float load_written(const float* p) {
   return emulator::load_written(p);
 #endif
 }
+TANDEM_DEVICE u16 load_written(const u16* p) {
+#if TANDEM_ON_DEVICE
+  u16 v;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+  return v;
+#else
+  return emulator::load_written(p);
+#endif
+}
 TANDEM_DEVICE u32 load_written(const u32* p) {
 #if TANDEM_ON_DEVICE
   u32 v;

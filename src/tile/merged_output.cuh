@@ -166,7 +166,7 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_merged(const TileIndex& 
   for (int i = 0; i < outputs; ++i) {
     if (factor[i / 2 % 2] == 0.0F) o[i] = 0.0F;
   }
-  store_words(t, o, factor, p.out_vectors);
+  store_words(t, o, factor, stores_vectors());
 }
 
 }  // namespace tandem::tile

@@ -16,15 +16,21 @@ TANDEM_DEVICE void store_merged_row(Output<T>& output, const TileIndex& t, const
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
     const int col = v * 128 + lane * 4;
-    if constexpr (T.f32_out) {
-      const float each[4] = {sum[v].x, sum[v].y, sum[v].z, sum[v].w};
+    float each[4] = {sum[v].x * factor, sum[v].y * factor, sum[v].z * factor, sum[v].w * factor};
+    if constexpr (T.gate) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (col + i < output.p.head_dim_v) ptx::store_global(out + col + i, each[i] * factor);
+        if (factor != 0.0F && col + i < output.p.head_dim_v)
+          each[i] *= gate_at<T>(output.p, t, row.query, row.head, col + i);
+      }
+    }
+    if constexpr (T.f32_out) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (col + i < output.p.head_dim_v) ptx::store_global(out + col + i, each[i]);
       }
     } else {
-      const u32 words[2] = {pack<T.element>(sum[v].x * factor, sum[v].y * factor),
-                            pack<T.element>(sum[v].z * factor, sum[v].w * factor)};
+      const u32 words[2] = {pack<T.element>(each[0], each[1]), pack<T.element>(each[2], each[3])};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (col + i < output.p.head_dim_v) {

@@ -7,6 +7,7 @@
 #include "ops/forward/config.hpp"
 #include "ptx/eight_bit.cuh"
 #include "ptx/memory.cuh"
+#include "tile/gate.cuh"
 #include "tile/part_merge.cuh"
 #include "tile/select.cuh"
 #include "tile/softmax.cuh"
@@ -49,7 +50,11 @@ struct Output : FirstColumn<columns == T.head_dim_v> {
   template <bool split>
   TANDEM_DEVICE void store(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax, int part,
                            const MergePlace& place);
-  TANDEM_DEVICE void store_words(const TileIndex& t, const float (&o)[outputs], const float (&factor)[2],
+  TANDEM_DEVICE bool stores_vectors() const {
+    if constexpr (T.gate) return p.out_vectors && static_cast<const ForwardParamsWithGate&>(p).gate_pairs;
+    return p.out_vectors;
+  }
+  TANDEM_DEVICE void store_words(const TileIndex& t, float (&o)[outputs], const float (&factor)[2],
                                  bool vectors);
   /// Writes a tile, or part `part` of one, whose queries see no key. `split`: tiles may have parts.
   template <bool split>
@@ -205,9 +210,9 @@ TANDEM_DEVICE void Output<T, invariant, columns>::finish(const TileIndex& t, con
   }
 }
 
-/// Normalises O and writes it with the LSE. The four lanes of a quad exchange words so that each stores 16
-/// bytes of a row and the quad 64 in a run: no shared memory, so the next tile's loads need not wait for this
-/// store.
+/// Normalises O, gates it and writes it with the LSE. The four lanes of a quad exchange words so that each
+/// stores 16 bytes of a row and the quad 64 in a run: no shared memory, so the next tile's loads need not
+/// wait for this store.
 template <Tiling T, bool invariant, int columns>
 template <bool checked, typename Softmax>
 TANDEM_DEVICE void Output<T, invariant, columns>::store(const TileIndex& t, float (&o)[outputs],
@@ -223,7 +228,7 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store(const TileIndex& t, floa
       if (factor[i / 2 % 2] == 0.0F) o[i] = 0.0F;
     }
   }
-  if (p.out_vectors) {  // tested once: with a branch at each store, shuffles and stores would not overlap
+  if (stores_vectors()) {  // tested once: with a branch at each store, shuffles and stores would not overlap
     store_words(t, o, factor, true);
   } else {
     store_words(t, o, factor, false);
@@ -249,7 +254,7 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_floats(float* at, int le
 }
 
 template <Tiling T, bool invariant, int columns>
-TANDEM_DEVICE void Output<T, invariant, columns>::store_words(const TileIndex& t, const float (&o)[outputs],
+TANDEM_DEVICE void Output<T, invariant, columns>::store_words(const TileIndex& t, float (&o)[outputs],
                                                               const float (&factor)[2], bool vectors) {
   const int quad_lane = thread % 4;
   const FragmentPosition position(thread);
@@ -261,6 +266,17 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_words(const TileIndex& t
     const int left = query < t.end_q ? p.head_dim_v - first_col : 0;
 #pragma unroll
     for (int g = 0; g < columns / 32; ++g) {
+      if constexpr (T.gate) {
+        const int col = column + 32 * g + position.first_col;
+        const u16* const gate = gate_row(p, t, query, head) + col;
+        const int gates = factor[h] != 0.0F ? p.head_dim_v - col : 0;
+        constexpr int together = gated_groups<columns>;
+        if (!vectors) {
+          multiply_by_gates<T.element, 1>(o, 16 * g + 2 * h, gate, gates, false);
+        } else if (g % together == 0) {
+          multiply_by_gates<T.element, together>(o, 16 * g + 2 * h, gate, gates, true);
+        }
+      }
       if constexpr (T.f32_out) {
         store_floats(first + 32 * g, left - 32 * g, o, 16 * g + 2 * h, factor[h], false, vectors);
       } else {

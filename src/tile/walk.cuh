@@ -279,10 +279,12 @@ requires requires {
 }
 constexpr int sharing_ctas<C> = C.schedule.cluster;
 
-/// What the Config's mask reads, and its epilogue writes.
+/// What the Config's mask reads, and what its epilogue reads and writes.
 template <auto C>
 using ForwardMaskParams =
-    typename Select<C.tiling.max_logits, ForwardParamsWithMaxima,
-                    typename Select<C.mask.by_sequence, ForwardParamsBySequence, ForwardParams>::type>::type;
+    typename Select<C.tiling.gate, ForwardParamsWithGate,
+                    typename Select<C.tiling.max_logits, ForwardParamsWithMaxima,
+                                    typename Select<C.mask.by_sequence, ForwardParamsBySequence,
+                                                    ForwardParams>::type>::type>::type;
 
 }  // namespace tandem

@@ -14,16 +14,19 @@ int main(int argc, char** argv) {
       kernels.insert(kernels.begin(), {&kernel, 1});
     }
   }
+  for (const EmulatedForward& kernel : gated_forwards())
+    (kernel.config.tiling.heads_as_rows ? grouped : sharing).push_back({&kernel, 1});
+  sharing.push_back(gated_function_forwards());
   return run_contract(
       argc, argv,
       {.name = "emulated gpu",
        .whole = {general_forwards(), mixed_forwards(), row_scales_forwards(), function_forwards(),
-                 dropout_forwards()},
+                 dropout_forwards(), gated_forwards(), gated_function_forwards()},
        .sharing = sharing,
        .grouped = grouped,
        .decoding = {decode_forwards(), decode_bytes_forwards()},
        .wide = {widest_heads_forwards()},
-       .listed = {function_forwards_of_lists()},
+       .listed = {function_forwards_of_lists(), gated_function_forwards()},
        .maxima = {maxima_forwards()},
        .without = ":Contract21_MaxLogits.OfOneKeyIsTheLse:Contract21_MaxLogits.ChangesNoBitOfTheOthers:"
                   "Contract19_Functions.PublishedMasks:Contract19_Functions.PublishedScores:"

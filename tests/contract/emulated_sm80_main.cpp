@@ -5,14 +5,16 @@ int main(int argc, char** argv) {
   using namespace tandem::kernel_tests;
   std::vector<std::span<const EmulatedForward>> grouped = {grouped_sm80_forwards()};
   std::vector<std::span<const EmulatedForward>> sharing = {split_sm80_forwards()};
-  for (const auto& few : {function_sm80_forwards_of_few(), dropout_sm80_forwards_of_few()}) {
+  for (const auto& few :
+       {function_sm80_forwards_of_few(), dropout_sm80_forwards_of_few(), gated_sm80_forwards()}) {
     for (const EmulatedForward& kernel : few)
       (kernel.config.tiling.heads_as_rows ? grouped : sharing).push_back({&kernel, 1});
   }
   return run_contract(
       argc, argv,
       {.name = "emulated sm80",
-       .whole = {general_sm80_forwards(), function_sm80_forwards(), dropout_sm80_forwards()},
+       .whole = {general_sm80_forwards(), function_sm80_forwards(), dropout_sm80_forwards(),
+                 gated_sm80_forwards()},
        .sharing = sharing,
        .grouped = grouped,
        .decoding = {},

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "contract/contract.hpp"
+#include "contract/published_functions.hpp"
 
 namespace tandem::harness {
 namespace {
@@ -61,8 +62,13 @@ TEST(Contract23_Gate, WithSinksAndDlse) {
 }
 
 TEST(Contract23_Gate, WithFunctionsAndDropout) {
-  cross([](Case& c) { c.mask_function = "le(mod(k, 5), 3)"; });
-  cross([](Case& c) { c.score_function = "sub(s, mul(0.1, real(k)))"; });
+  for (const Named& f : crossed_functions()) {
+    SCOPED_TRACE(f.name);
+    cross([&](Case& c) {
+      change(c, {.score_function = f.score, .mask_function = f.mask});
+      c.captured = f.captured;
+    });
+  }
   cross([](Case& c) { c.options.dropout_p = 0.3F; });
 }
 

@@ -233,6 +233,13 @@ struct ForwardParamsWithMaxima : ForwardParamsBySequence {
   Strides max_logits_stride;
 };
 
+/// Where Tiling::gate is set.
+struct ForwardParamsWithGate : ForwardParamsWithMaxima {
+  const void* gate;  ///< elements as Tiling has them
+  Strides gate_stride;
+  bool gate_pairs;  ///< two elements of a row can be loaded as one word
+};
+
 /// Where V is read by its address: by the kernel `sm80_forward`, which reads no tensor map, and where keys
 /// are gathered. Behind functions, which `list_blocks` reads too.
 template <typename Params>

@@ -143,6 +143,10 @@ ForwardParamsWithMaxima with_maxima(const Problem& p, const ForwardParams& param
           strides_of(p.max_logits)};
 }
 
+ForwardParamsWithGate with_gate(const Problem& p, const ForwardParams& params) {
+  return {with_maxima(p, params), p.gate.data, strides_of(p.gate), allows_pairs(p.gate, p.head_dim_v)};
+}
+
 HeadScales head_scales_of(const Scales& s) {
   if (is_by_row(s)) return {};
   return {.data = s.data, .batch_stride = s.batch_stride, .head_stride = s.head_stride};

@@ -51,16 +51,24 @@ TensorMap no_tensor_map(const TensorMapSpec& spec);
 /// What a kernel that writes max_logits is launched with.
 ForwardParamsWithMaxima with_maxima(const Problem& problem, const ForwardParams& params);
 
+/// What a kernel that reads a gate is launched with.
+ForwardParamsWithGate with_gate(const Problem& problem, const ForwardParams& params);
+
 /// Calls f(params) with what a kernel of this Config is launched with: `params` and what its mask, its keys,
 /// its family and `functions`, null where it has none, add.
 template <typename Config, typename F>
 auto with_params_of(const Config& config, const Problem& p, const ForwardParams& params,
                     const FunctionParams* functions, F&& f) {
   if (functions != nullptr) {  // with 16-bit keys and one mask for all sequences alone
-    const WithFunctions<ForwardParams> all{params, *functions};
-    if constexpr (Config::family == Family::sm80)
-      return f(WithValueAddress<WithFunctions<ForwardParams>>{all, p.v.data, strides_of(p.v)});
-    return f(all);
+    const auto with_functions = [&](const auto& plain) {
+      const WithFunctions<std::remove_cvref_t<decltype(plain)>> all{plain, *functions};
+      if constexpr (Config::family == Family::sm80) {
+        return f(WithValueAddress<std::remove_cvref_t<decltype(all)>>{all, p.v.data, strides_of(p.v)});
+      } else {
+        return f(all);
+      }
+    };
+    return config.tiling.gate ? with_functions(with_gate(p, params)) : with_functions(params);
   }
   const auto with_mask = [&](const auto& all) {
     if (config.has_byte_keys()) {
@@ -77,6 +85,7 @@ auto with_params_of(const Config& config, const Problem& p, const ForwardParams&
     }
     return f(all);
   };
+  if (config.tiling.gate) return with_mask(with_gate(p, params));
   if (config.tiling.max_logits) return with_mask(with_maxima(p, params));
   if (!config.mask.by_sequence) return with_mask(params);
   return with_mask(ForwardParamsBySequence{params, lengths_of(p.causal_by_sequence)});

@@ -209,6 +209,7 @@ Config wanted_of(const CallFacts& facts) {
   c.tiling.heads_as_rows = facts.heads_as_rows;
   c.tiling.f32_out = p.out.dtype == DType::f32;
   c.tiling.max_logits = p.max_logits.given();
+  c.tiling.gate = p.gate.given();
   return c;
 }
 template ForwardConfig wanted_of(const CallFacts& facts);

@@ -41,8 +41,7 @@ PackConfig pack_config(const LoadedTensor& t, Element element) {
   const Operand& o = t.operand;
   if (is_eight_bit(o.dtype))
     return {.paired = allows_quantized_vectors(o, t.head_dim), .widens = true, .element = element};
-  return {.paired = reinterpret_cast<std::uintptr_t>(o.data) % 4 == 0 && t.head_dim % 2 == 0 &&
-                    o.row_stride % 2 == 0 && o.head_stride % 2 == 0 && o.batch_stride % 2 == 0};
+  return {.paired = allows_pairs(o, t.head_dim)};
 }
 
 PackParams make_pack_params(const LoadedTensor& t, void* target) {

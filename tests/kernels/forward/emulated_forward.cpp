@@ -122,6 +122,7 @@ harness::Case random_forward_case(std::uint64_t seed, const EmulatedConfig& conf
     c.options.scale = 0.3F;
   c.lse = random.chance(0.8);
   c.f32_out = config.tiling.f32_out;
+  c.gate = config.tiling.gate;
   c.causal_by_sequence.clear();
   if (config.mask.by_sequence) {
     c.options.causal = false;
@@ -132,7 +133,8 @@ harness::Case random_forward_case(std::uint64_t seed, const EmulatedConfig& conf
     c.head_dim_v = config.tiling.head_dim_v - 16 * random.between(0, 2);
     // Of packed keys scales by row go with other queries alone.
     const bool takes_queries = !config.row_scales || !c.packed_k;
-    if (config.key_type == OperandType::e4m3 && !config.tiling.f32_out && takes_queries && seed % 3 == 2) {
+    if (config.key_type == OperandType::e4m3 && !config.tiling.f32_out && takes_queries && !c.gate &&
+        seed % 3 == 2) {
       c.dtype = DType::e4m3;  // queries, too
       c.key_dtype = {};
     }
@@ -152,6 +154,7 @@ harness::Case random_forward_case(std::uint64_t seed, const EmulatedConfig& conf
   c.v_in_k = config.v_in_k;
   if (c.v_in_k) c.head_dim_v = std::min(c.head_dim_v, c.head_dim_qk);
   c.out = harness::random_layout(random, rank_q, false);
+  if (c.gate) c.gate_layout = harness::random_layout(random, rank_q, false);
   c.dout = c.dq = c.dk = c.dv = {};
   return c;
 }
@@ -208,6 +211,7 @@ std::string EmulatorRunner::refuses(const Case& c) const {
                                                          : ScoreTransform::scaled;
   if (needed != config.transform) return "another score transform";
   if (c.f32_out != config.tiling.f32_out) return "out has another type";
+  if (c.gate != config.tiling.gate) return "a gate takes a Config of its own";
   if (!c.causal_by_sequence.empty() && !config.mask.by_sequence) return "the mask is one for all sequences";
   if (c.causal_by_sequence.empty() && config.mask.by_sequence) return "the mask is by sequence";
   if (config.v_in_k && !c.v_in_k) return "v is not in k";
@@ -249,37 +253,29 @@ ForwardParams EmulatorRunner::launch_forward(const Problem& p, const gpu::SplitP
   if (kernel_.config.functions.given()) {
     launch_with_functions(p, params, grid, options);
   } else {
-    kernel_.launch(p, params, grid, options);
+    kernel_.launch(p, params, nullptr, grid, options);
   }
   return params;
 }
 
 void EmulatorRunner::launch_with_functions(const Problem& p, const ForwardParams& params,
                                            const emulator::Grid& grid, emulator::Options options) {
-  WithFunctions<ForwardParams> with{params, gpu::function_params(gpu::functions_of(p))};
+  FunctionParams functions_of_call = gpu::function_params(gpu::functions_of(p));
   if (kernel_.lists != nullptr) {
     const gpu::ListedBlocks listed = gpu::listed_blocks(p, kernel_.config.tiling);
     lists.assign(static_cast<std::size_t>(listed.bytes()) / sizeof(unsigned int), ~0U);
-    with.functions.lists = listed.lists;
-    with.functions.lists.data = lists.data();
+    functions_of_call.lists = listed.lists;
+    functions_of_call.lists.data = lists.data();
     emulator::Options listing = options;
     listing.buffers.push_back(emulator::writable(lists));
-    emulator::launch(kernel_.lists, with,
-                     {.blocks = static_cast<unsigned>(listed.count),
-                      .threads = list_threads,
-                      .shared_bytes = list_shared_bytes},
-                     listing);
+    kernel_.lists(p, params, &functions_of_call,
+                  {.blocks = static_cast<unsigned>(listed.count),
+                   .threads = list_threads,
+                   .shared_bytes = list_shared_bytes},
+                  listing);
     options.buffers.push_back(emulator::readable(lists));
   }
-  if (kernel_.sm80_functions != nullptr) {
-    gpu::with_params_of(std::get<Sm80ForwardConfig>(kernel_.config.of_kernel), p, params, &with.functions,
-                        [&](const auto& all) {
-                          if constexpr (requires { kernel_.sm80_functions(all); })
-                            emulator::launch(kernel_.sm80_functions, all, grid, options);
-                        });
-    return;
-  }
-  emulator::launch(kernel_.functions, with, grid, options);
+  kernel_.launch(p, params, &functions_of_call, grid, options);
 }
 
 void EmulatorRunner::forward(Call& call) {

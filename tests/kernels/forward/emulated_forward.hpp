@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <ostream>
 #include <span>
+#include <stdexcept>
 #include <string>
 
 #include "emulated_call.hpp"
@@ -56,16 +57,13 @@ struct EmulatedConfig {
 /// A forward kernel that was compiled for the emulator.
 struct EmulatedForward {
   EmulatedConfig config;
-  /// Launches it with `params` and what the Config adds to them; null of a Config with functions.
-  void (*launch)(const Problem& p, const ForwardParams& params, const emulator::Grid& grid,
-                 const emulator::Options& options);
+  /// Launches it with `params` and what the Config adds to them; `functions` is null where it has none.
+  void (*launch)(const Problem& p, const ForwardParams& params, const FunctionParams* functions,
+                 const emulator::Grid& grid, const emulator::Options& options);
   /// Of a Config with splits, launched with what the kernel was.
   void (*combine)(const Problem& p, const ForwardParams& params, const emulator::Grid& grid,
                   const emulator::Options& options) = nullptr;
-  void (*lists)(WithFunctions<ForwardParams>) = nullptr;  ///< before a kernel that visits listed blocks
-  /// Of a Config with functions, one of these alone.
-  void (*functions)(WithFunctions<ForwardParams>) = nullptr;
-  void (*sm80_functions)(WithValueAddress<WithFunctions<ForwardParams>>) = nullptr;
+  decltype(launch) lists = nullptr;  ///< before a kernel that visits listed blocks
 };
 
 /// For lists of tests; GoogleTest would else print thousands of objects byte by byte, in each test's process.
@@ -73,15 +71,21 @@ inline void PrintTo(const EmulatedForward& kernel, std::ostream* out) {
   *out << kernel.config.describe();
 }
 
-/// What EmulatedForward::launch does, for a kernel that takes `Params`.
+/// What EmulatedForward::launch does, for a kernel that takes `Params`, or what of them lies before
+/// additions.
 template <auto config, typename Params>
 void launch_forward(void (*kernel)(Params), const Problem& p, const ForwardParams& params,
-                    const emulator::Grid& grid, const emulator::Options& options) {
-  gpu::with_params_of(config, p, params, nullptr, [&](const auto& all) {
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(all)>, Params>) {
-      emulator::launch(kernel, all, grid, options);
+                    const FunctionParams* functions, const emulator::Grid& grid,
+                    const emulator::Options& options) {
+  bool launched = false;
+  gpu::with_params_of(config, p, params, functions, [&](const auto& all) {
+    if constexpr (std::is_convertible_v<decltype(all), Params>) {
+      if (!std::is_same_v<std::remove_cvref_t<decltype(all)>, Params> && functions == nullptr) return;
+      emulator::launch(kernel, static_cast<const Params&>(all), grid, options);
+      launched = true;
     }
   });
+  if (!launched) throw std::logic_error("the kernel is launched with other parameters");
 }
 
 /// Every Config family, in three files so that they compile side by side.
@@ -95,6 +99,10 @@ std::span<const EmulatedForward> short_tile_forwards();
 std::span<const EmulatedForward> general_forwards();
 /// Those that write the largest logit of each row, in tiles of every kind.
 std::span<const EmulatedForward> maxima_forwards();
+/// Those with an output gate, in tiles of every kind; with functions and dropout; and of the family sm80.
+std::span<const EmulatedForward> gated_forwards();
+std::span<const EmulatedForward> gated_function_forwards();
+std::span<const EmulatedForward> gated_sm80_forwards();
 /// Those whose thread blocks share the key blocks of tiles, with what merges the parts.
 std::span<const EmulatedForward> split_forwards();
 /// The same on keys of 8 bits: those that share, and those that do not.

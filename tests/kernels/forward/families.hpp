@@ -6,7 +6,6 @@
 #include "forward/variants.hpp"
 #include "ops/decode/sm90/decode.cuh"
 #include "ops/forward/sm90/forward.cuh"
-#include "ops/functions/common/block_lists.cuh"
 #include "ops/latent/sm90/forward_wide.cuh"
 
 namespace tandem::kernel_tests {
@@ -25,18 +24,11 @@ constexpr auto kernel_for() {
 
 template <auto config>
 constexpr EmulatedForward emulated() {
-  if constexpr (config.functions.given()) {
-    EmulatedForward kernel{config, nullptr, combine_of<config>()};
-    if constexpr (config.functions.block_lists) kernel.lists = &tandem::list_blocks<config>;
-    kernel.functions = kernel_for<config>();
-    return kernel;
-  } else {
-    constexpr auto launch = [](const Problem& p, const ForwardParams& params, const emulator::Grid& grid,
-                               const emulator::Options& options) {
-      launch_forward<config>(kernel_for<config>(), p, params, grid, options);
-    };
-    return {config, launch, combine_of<config>()};
-  }
+  constexpr auto launch = [](const Problem& p, const ForwardParams& params, const FunctionParams* functions,
+                             const emulator::Grid& grid, const emulator::Options& options) {
+    launch_forward<config>(kernel_for<config>(), p, params, functions, grid, options);
+  };
+  return {config, launch, combine_of<config>(), lists_of<config>()};
 }
 
 template <typename Config>

@@ -36,6 +36,7 @@ std::vector<EmulatedForward> all_forwards() {
                  widest_forwards(),
                  short_tile_forwards(),
                  maxima_forwards(),
+                 gated_forwards(),
                  split_forwards(),
                  heads_as_rows_forwards(),
                  mixed_split_forwards(),
@@ -107,7 +108,7 @@ harness::Case one_head(const EmulatedConfig& config, std::int64_t queries, std::
   spec.used_q.clear();
   spec.used_k.clear();
   change(spec, {.batch = 1, .heads = 1, .seqlen_q = queries, .seqlen_k = keys});
-  spec.q = spec.k = spec.v = spec.out = {};
+  spec.q = spec.k = spec.v = spec.out = spec.gate_layout = {};
   spec.leftpad.clear();
   if (config.mask.by_sequence) spec.causal_by_sequence = {0};
   if (config.keys == KeySource::entries) {

@@ -1,19 +1,13 @@
 // The family sm80: every shape of its tiles, then kernels that run any problem up to a head dimension.
-#include "forward/emulated_combine.hpp"
+#include "forward/emulated_sm80.hpp"
 #include "forward/variants.hpp"
-#include "ops/forward/sm80/forward.cuh"
 
 namespace tandem::kernel_tests {
 namespace {
 
 template <Sm80ForwardConfig... configs>
 constexpr std::array<EmulatedForward, sizeof...(configs)> emulate() {
-  return {EmulatedForward{configs,
-                          [](const Problem& p, const ForwardParams& params, const emulator::Grid& grid,
-                             const emulator::Options& options) {
-                            launch_forward<configs>(&sm80_forward<configs>, p, params, grid, options);
-                          },
-                          combine_of<configs>()}...};
+  return {emulated_sm80<configs>()...};
 }
 
 constexpr Sm80ForwardConfig dense(int head_dim_qk, int head_dim_v, int block_m, int block_n, int stages = 1) {

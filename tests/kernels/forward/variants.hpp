@@ -21,6 +21,12 @@ constexpr Config with_maxima(Config c) {
   c.tiling.max_logits = true;
   return c;
 }
+/// With an output gate.
+template <typename Config>
+constexpr Config gated(Config c) {
+  c.tiling.gate = true;
+  return c;
+}
 /// Of calls with a split size.
 template <typename Config>
 constexpr Config with_split_size(Config c) {

@@ -2,23 +2,15 @@
 // keys, shared key blocks, heads as rows and a split size, then backward; both with lists of blocks and with
 // dropout.
 #include "backward/families.hpp"
-#include "forward/emulated_combine.hpp"
+#include "forward/emulated_sm80.hpp"
 #include "functions/any_function.hpp"
-#include "ops/forward/sm80/forward.cuh"
 
 namespace tandem::kernel_tests {
 namespace {
 
-template <Sm80ForwardConfig config>
-constexpr EmulatedForward with_lists() {
-  EmulatedForward kernel{config, nullptr, combine_of<config>()};
-  if constexpr (config.functions.block_lists) kernel.lists = &tandem::list_blocks<config>;
-  kernel.sm80_functions = &tandem::sm80_forward<config>;
-  return kernel;
-}
 template <Sm80ForwardConfig... configs>
 constexpr std::array<EmulatedForward, sizeof...(configs)> emulate_forward() {
-  return {with_lists<configs>()...};
+  return {emulated_sm80<configs>()...};
 }
 
 constexpr Functions functions(bool scored) {

@@ -12,7 +12,7 @@ namespace tandem {
 /// What the kernel is launched with.
 template <Sm80ForwardConfig C>
 using Sm80KernelParams = WithValueAddress<
-    typename Select<C.functions.given(), WithFunctions<ForwardParams>, ForwardMaskParams<C>>::type>;
+    typename Select<C.functions.given(), WithFunctions<ForwardMaskParams<C>>, ForwardMaskParams<C>>::type>;
 
 // ---- Shared storage ----
 

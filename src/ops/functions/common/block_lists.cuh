@@ -193,7 +193,7 @@ struct ListMaker {
 /// Key blocks by tile of queries. One CTA for each list.
 template <auto C>
 TANDEM_KERNEL __launch_bounds__(list_threads, 1)
-    list_blocks(const __grid_constant__ WithFunctions<ForwardParams> p) {
+    list_blocks(const __grid_constant__ WithFunctions<ForwardMaskParams<C>> p) {
   const int number = static_cast<int>(ptx::block_index());
   tile::TileIndex t;
   t.m = number % p.m_blocks;

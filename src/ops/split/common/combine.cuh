@@ -15,7 +15,9 @@ namespace tandem {
 
 /// What the kernel before it was launched with, as far as this one reads it.
 template <CombineConfig C>
-using CombineParams = typename Select<C.tiling.max_logits, ForwardParamsWithMaxima, ForwardParams>::type;
+using CombineParams =
+    typename Select<C.tiling.gate, ForwardParamsWithGate,
+                    typename Select<C.tiling.max_logits, ForwardParamsWithMaxima, ForwardParams>::type>::type;
 
 /// What the threads of a CTA exchange: the weight of each partial result, and O of each group of threads.
 template <CombineConfig C>
@@ -156,10 +158,14 @@ struct CombineRow {
       float sum = 0.0F;
 #pragma unroll
       for (int g = 0; g < groups; ++g) sum += ptx::load_shared(shared.out[g] + col);
+      sum *= factor;
+      if constexpr (C.tiling.gate) {
+        if (factor != 0.0F) sum *= tile::gate_at<C.tiling>(p, t, own.query, own.head, col);
+      }
       if constexpr (C.tiling.f32_out) {
-        ptx::store_global(out + col, sum * factor);
+        ptx::store_global(out + col, sum);
       } else {
-        ptx::store_global(out + col, static_cast<u16>(tile::pack<C.tiling.element>(sum * factor, 0.0F)));
+        ptx::store_global(out + col, static_cast<u16>(tile::pack<C.tiling.element>(sum, 0.0F)));
       }
     }
   }
