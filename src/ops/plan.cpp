@@ -14,6 +14,7 @@
 #include "ops/forward/sm80_plan.hpp"
 #include "ops/functions/plan.hpp"
 #include "ops/latent/plan.hpp"
+#include "ops/pack/launch.hpp"
 #include "ops/plan_gpu.hpp"
 #include "ops/portable_set.hpp"
 #include "problem/mixed.hpp"
@@ -107,6 +108,11 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
   } else if (problem.mixed() && !cuda) {
     lines.push_back(fmt::format("mixed: k and v, in {}, are converted where they are read, without a copy",
                                 name_of(problem.k.dtype)));
+  }
+  if (cuda && problem.gate.given() && problem.pass == Pass::backward) {
+    lines.push_back(fmt::format(
+        "gate: backward_gated_preprocess makes dgate, and the gradient of O in {} bytes of the workspace",
+        gpu::packed_bytes(gpu::loaded_tensor(problem, gpu::Loaded::dout))));
   }
   if (cuda && execution.sm_limit > 0) {
     lines.push_back(fmt::format("sm_limit {}: persistent grids are those of a GPU with {} SMs",

@@ -187,6 +187,16 @@ void add_eight_bit(Steps& steps, const EightBitConfig& config, const QuantizeCon
 
 namespace {
 
+/// Behind an output gate dout is the gradient of O, which the preprocess kernel makes.
+void make_dout(Steps& steps) {
+  const Operand gated = steps.problem.dout;
+  const gpu::LoadedTensor tensor = gpu::loaded_tensor(steps.problem, Loaded::dout);
+  steps.workspace.reserve(Region::dout, gpu::packed_bytes(tensor));
+  const Operand made = gpu::packed_operand(tensor);
+  steps.problem.dout = made;
+  steps.sources[index_of(Loaded::dout)] = gated;
+}
+
 template <typename Config>
 void add_backward_of(Steps& steps, const Config& config) {
   steps.config = config;
@@ -205,6 +215,7 @@ void add_backward_of(Steps& steps, const Config& config) {
   }
   if (rows == 0 && tiles == 0 && !sinks) return;
   steps.workspace = gpu::backward_workspace(p, config);
+  if (p.gate.given()) make_dout(steps);
   steps.maps = gpu::backward_maps(p, config);
   for (const Loaded which : gpu::backward_loaded_tensors) {
     make_loadable(steps, which, [&](const Problem& q) { return gpu::backward_tensor_map(q, config, which); });
@@ -216,15 +227,17 @@ void add_backward_of(Steps& steps, const Config& config) {
     steps.list.add({.kernel = &kernels::list_query_blocks, .config = config, .grid = grid_of(listed.count)});
   }
   const Config rows_config = gpu::backward_rows_config(config);
-  if (rows > 0)
-    steps.list.add({.kernel = &kernels::backward_preprocess, .config = rows_config, .grid = grid_of(rows)});
+  const gpu::KernelSpec& preprocess =
+      p.gate.given() ? kernels::backward_gated_preprocess : kernels::backward_preprocess;
+  if (rows > 0) steps.list.add({.kernel = &preprocess, .config = rows_config, .grid = grid_of(rows)});
   if (tiles > 0) {
     steps.list.add({.kernel = &gpu::kernel_of(config),
                     .config = gpu::backward_main_config(config),
                     .grid = grid_of(gpu::backward_grid(p, config, steps.multiprocessors)),
                     // In a fixed order CTAs wait for others. Beside another such grid, half of each being
-                    // resident, none would end. Such a launch cannot be programmatic, too.
-                    .programmatic = rows > 0 && !config.schedule.deterministic,
+                    // resident, none would end. Such a launch cannot be programmatic, too. And a dO that the
+                    // kernel before makes is loaded before CTAs wait for that kernel.
+                    .programmatic = rows > 0 && !config.schedule.deterministic && !p.gate.given(),
                     .resident = config.schedule.deterministic});
   }
   if (rows > 0 && wants_dq) {

@@ -115,10 +115,9 @@ void check_max_logits(const Problem& p) {
 
 /// An output gate is the 16-bit kernels'.
 void check_gate(const Problem& p) {
-  const char* const what = p.pass == Pass::backward          ? "backward"
-                           : p.precision != Precision::exact ? "an 8-bit precision"
-                           : has_wide_heads(p)               ? "head dimensions above 256"
-                                                             : nullptr;
+  const char* const what = p.pass == Pass::forward && p.precision != Precision::exact ? "an 8-bit precision"
+                           : has_wide_heads(p) ? "head dimensions above 256"
+                                               : nullptr;
   if (what == nullptr) return;
   unsupported("gate with {} has no GPU kernel; multiply out by its sigmoid, or copy the tensors to the CPU",
               what);

@@ -110,8 +110,7 @@ class EmulatedGpu : public harness::Runner {
            config.f32_dq == (c.f32_gradients % 2 == 1) && config.f32_dk_dv == (c.f32_gradients / 2 == 1) &&
            config.functions.score_function == !c.score_function.empty() &&
            config.functions.dropout == (c.options.dropout_p > 0.0F) &&
-           config.functions.dropout_places != c.dropout_places.empty() && suits_mask(config.mask, c) &&
-           !c.gate;
+           config.functions.dropout_places != c.dropout_places.empty() && suits_mask(config.mask, c);
   }
   static bool in_8_bits(const harness::Case& c) { return c.options.backward_precision != Precision::exact; }
   static bool suits(const EightBitBackwardConfig& config, const harness::Case& c) {

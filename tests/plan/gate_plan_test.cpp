@@ -1,6 +1,9 @@
 // Which kernels have an output gate on a GPU, and which calls have none.
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 #include "api/make_problem.hpp"
 #include "gpu/device.hpp"
 #include "harness/error_of.hpp"
@@ -57,6 +60,40 @@ TEST(GatePlan, OfFewQueriesIsWhatMergesParts) {
   const gpu::Step& last = plan.gpu->list.all().back();
   ASSERT_EQ(last.kernel, &gpu::kernels::combine);
   EXPECT_TRUE(std::get<CombineConfig>(last.config).tiling.gate);
+}
+
+BackwardArgs backward_args(bool dgate) {
+  const ForwardArgs forward = Call{}.args();
+  BackwardArgs a;
+  static_cast<AttentionInputs&>(a) = forward;
+  a.out = a.dout = forward.out;
+  a.lse = ConstTensor(nullptr, DType::f32, {2, 8, 3000}, forward.q.device);
+  if (dgate) {
+    a.dgate = forward.out;
+  } else {
+    a.dq = forward.out;
+  }
+  return a;
+}
+
+std::vector<std::string> kernels_of(const BackwardArgs& args) {
+  std::vector<std::string> names;
+  const Plan plan = plan_gpu(make_problem(args, Memory::described));
+  for (const gpu::Step& step : plan.gpu->list.all()) {
+    names.emplace_back(step.kernel->entry);
+    // What it loads of dO before it waits for the kernel before, that one makes.
+    EXPECT_FALSE(names.back() == "backward" && step.programmatic);
+  }
+  return names;
+}
+
+TEST(GatePlan, GradientsTakeTheOneBeforeTheGateFromThePreprocessKernel) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(kernels_of(backward_args(false)),
+            (Names{"backward_gated_preprocess", "backward", "backward_convert"}));
+  EXPECT_EQ(kernels_of(backward_args(true)), Names{"backward_gated_preprocess"});
+  EXPECT_NE(explain(backward_args(false)).find("gate: backward_gated_preprocess makes dgate"),
+            std::string::npos);
 }
 
 TEST(GatePlan, RefusesWhatNoKernelHas) {

@@ -172,6 +172,16 @@ struct BackwardParams {
   bool dv_vectors;
   unsigned char added;  ///< f32 gradients that are added to what is there: added_dq, added_dk, added_dv
 };
+
+/// What the preprocess kernel of a call with an output gate is launched with. `dout` is the gradient of O, in
+/// the workspace, which this kernel makes for those behind it.
+struct GatedBackwardParams : BackwardParams {
+  const void *gate, *gated_dout;  ///< the latter the gradient of out
+  void* dgate;                    ///< may be null
+  Strides gate_stride, gated_dout_stride, dgate_stride;
+  bool gate_vectors;  ///< rows of all three allow 16-byte loads and stores
+};
+
 constexpr unsigned char added_dq = 1;
 constexpr unsigned char added_dk = 2;
 constexpr unsigned char added_dv = 4;

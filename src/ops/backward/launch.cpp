@@ -137,6 +137,18 @@ Sm80BackwardParams make_sm80_backward_params(const Problem& p, const Sm80Backwar
           strides_of(p.v)};
 }
 
+GatedBackwardParams with_gate(const Problem& p, const Operand& gated_dout, const BackwardParams& params) {
+  const auto vectors = [&](const Operand& x) { return !x.given() || allows_vectors(x, p.head_dim_v); };
+  return {params,
+          p.gate.data,
+          gated_dout.data,
+          p.dgate.data,
+          strides_of(p.gate),
+          strides_of(gated_dout),
+          strides_of(p.dgate),
+          vectors(p.gate) && vectors(gated_dout) && vectors(p.dgate)};
+}
+
 WithFunctions<BackwardParams> with_functions(const BackwardParams& p, const FunctionParams& functions) {
   return {p, functions};
 }
@@ -225,6 +237,17 @@ template std::int64_t backward_grid(const Problem&, const Sm80BackwardConfig&, i
 // The kernels around the main one read what lies before functions.
 void fill_backward(StepParams& call, const Step& /*step*/) {
   visit_backward(call.steps().config, [&](const auto& config) { fill_as(config, call); });
+}
+
+void fill_gated_preprocess(StepParams& call, const Step& /*step*/) {
+  visit_backward(call.steps().config, [&](const auto& config) {
+    call.fill([&] {
+      const Problem& p = call.problem();
+      return with_gate(
+          p, *call.steps().sources[index_of(Loaded::dout)],
+          make_backward_params(p, config, call.maps(), call.encode(), call.steps().workspace, call.memory()));
+    });
+  });
 }
 
 void fill_clear_gradients(StepParams& call, const Step& /*step*/) {

@@ -88,7 +88,13 @@ Config backward_convert_config(const Config& config) {
   return c;
 }
 
+/// What the preprocess kernel of a call with an output gate is launched with. The problem's dout is the
+/// gradient of O, in the workspace, and `gated_dout` that of out.
+GatedBackwardParams with_gate(const Problem& problem, const Operand& gated_dout,
+                              const BackwardParams& params);
+
 void fill_backward(StepParams& call, const Step& step);
+void fill_gated_preprocess(StepParams& call, const Step& step);
 void fill_clear_gradients(StepParams& call, const Step& step);
 BlockShape backward_block(const KernelConfig& config);
 BlockShape backward_rows_block(const KernelConfig& config);
@@ -111,6 +117,10 @@ inline constexpr KernelSpec backward_preprocess{.header = "ops/backward/common/p
                                                 .entry = "backward_preprocess",
                                                 .block = backward_rows_block,
                                                 .params = fill_backward};
+inline constexpr KernelSpec backward_gated_preprocess{.header = "ops/backward/common/preprocess.cuh",
+                                                      .entry = "backward_gated_preprocess",
+                                                      .block = backward_rows_block,
+                                                      .params = fill_gated_preprocess};
 inline constexpr KernelSpec backward{.header = "ops/backward/sm90/backward.cuh",
                                      .entry = "backward",
                                      .block = backward_block,

@@ -112,7 +112,7 @@ TEST_P(EmulatedCausalBackwardTest, DiagonalsBesideTheCornersOfTilesMatchTheOracl
     spec.used_k.clear();
     change(spec, {.batch = 1, .heads = 1, .seqlen_q = queries, .seqlen_k = keys, .causal = true});
     change(spec, {.window_left = config.mask.local ? config.tile_keys / 2 : -1, .window_right = -1});
-    spec.q = spec.k = spec.v = spec.out = spec.dout = spec.dq = spec.dk = spec.dv = {};
+    spec.q = spec.k = spec.v = spec.out = spec.dout = spec.dq = spec.dk = spec.dv = spec.gate_layout = {};
     SCOPED_TRACE(config.describe() + ": " + spec.describe());
     harness::Call call(spec);
     expect_the_oracles_gradients(GetParam(), call, {.host_threads = 2});
@@ -305,7 +305,7 @@ TEST_P(EmulatedVarlenBackwardTest, ManySequencesMatchTheOracle) {
     spec.lengths_k.push_back(i * 5 % 13);
   }
   spec.slack_q = spec.slack_k = 9;
-  spec.q = spec.k = spec.v = spec.out = spec.dout = spec.dq = spec.dk = spec.dv = {};
+  spec.q = spec.k = spec.v = spec.out = spec.dout = spec.dq = spec.dk = spec.dv = spec.gate_layout = {};
   spec.lse_layout = {};
   SCOPED_TRACE(config.describe() + ": " + spec.describe());
   harness::Call call(spec);

@@ -12,6 +12,7 @@
 #include "ops/backward/common/convert.cuh"
 #include "ops/backward/launch.hpp"
 #include "ops/functions/common/clear_gradients.cuh"
+#include "ops/pack/launch.hpp"
 
 namespace tandem::kernel_tests {
 
@@ -39,6 +40,10 @@ harness::Case random_backward_case(std::uint64_t seed, const EmulatedBackwardCon
   c.dq = harness::random_layout(random, rank_q, false);
   c.dk = harness::random_layout(random, rank_k, false);
   c.dv = harness::random_layout(random, rank_k, false);
+  c.gate = random.chance(0.3);
+  if (!c.gate) return c;
+  c.gate_layout = harness::random_layout(random, rank_q, false);
+  c.unwanted |= random.pick<unsigned>({0, 0, 8});
   return c;
 }
 
@@ -105,6 +110,16 @@ void launch_main(const EmulatedBackward& kernels, const Problem& p, const Call& 
   }
 }
 
+/// Gives a call with a gate room for the dout that is made, where nothing has been written.
+void make_dout(Problem& p, std::vector<std::uint16_t>& made, emulator::Options& options) {
+  const gpu::LoadedTensor dout = gpu::loaded_tensor(p, gpu::Loaded::dout);
+  made.assign(static_cast<std::size_t>(gpu::packed_bytes(dout)) / 2, 0xFFFF);
+  Operand operand = gpu::packed_operand(dout);
+  operand.data = made.data();
+  p.dout = operand;
+  options.buffers.push_back(emulator::writable(made));
+}
+
 template <typename Config>
 void run_as(const Config& config, const EmulatedBackward& kernels, Call& call, const EmulatedRun& run) {
   Problem p = problem_of(call.backward_args());
@@ -119,6 +134,8 @@ void run_as(const Config& config, const EmulatedBackward& kernels, Call& call, c
   add_buffers(options, read, false);
   add_buffers(options, call.outputs(Pass::backward), true);
   std::array<std::vector<std::uint16_t>, 4> packed;
+  const Operand gated_dout = p.dout;
+  if (p.gate.given()) make_dout(p, packed[gpu::index_of(gpu::Loaded::dout)], options);
   for (const gpu::Loaded which : gpu::backward_loaded_tensors) {
     if (tma_can_read(gpu::backward_tensor_map(p, config, which))) continue;
     const std::size_t at = gpu::index_of(which);
@@ -143,16 +160,17 @@ void run_as(const Config& config, const EmulatedBackward& kernels, Call& call, c
   const auto rows_threads = static_cast<unsigned>(backward_rows_threads(config));
   const auto rows_blocks = static_cast<unsigned>(gpu::backward_rows_count(p, config.tiling.block_m));
   const auto grid = static_cast<unsigned>(gpu::backward_grid(p, config, static_cast<int>(run.blocks)));
-  if (rows_blocks > 0) {
-    emulator::launch(kernels.preprocess, params,
-                     {.blocks = rows_blocks, .threads = rows_threads, .shared_bytes = 0}, options);
+  const emulator::Grid rows_grid{.blocks = rows_blocks, .threads = rows_threads, .shared_bytes = 0};
+  if (rows_blocks > 0 && p.gate.given()) {
+    emulator::launch(kernels.gated, gpu::with_gate(p, gated_dout, params), rows_grid, options);
+  } else if (rows_blocks > 0) {
+    emulator::launch(kernels.preprocess, params, rows_grid, options);
   }
   const bool converts = rows_blocks > 0 && p.dq.given();
   const auto convert = [&] {
     emulator::Options beside_main = options;
     beside_main.of_running_grid = {emulator::readable(scratch)};
-    emulator::launch(kernels.convert, params,
-                     {.blocks = rows_blocks, .threads = rows_threads, .shared_bytes = 0}, beside_main);
+    emulator::launch(kernels.convert, params, rows_grid, beside_main);
   };
   std::future<void> beside;
   if (converts && run.convert_beside && grid > 0) beside = std::async(std::launch::async, convert);

@@ -46,7 +46,8 @@ struct EmulatedBackwardConfig {
 struct EmulatedBackward {
   EmulatedBackwardConfig config;
   void (*preprocess)(BackwardParams);
-  void (*main)(BackwardParams);  ///< null where it has functions
+  void (*gated)(GatedBackwardParams);  ///< in its place, of calls with an output gate
+  void (*main)(BackwardParams);        ///< null where it has functions
   void (*convert)(BackwardParams);
   void (*sink)(BackwardParams);
   void (*functions)(WithFunctions<BackwardParams>) = nullptr;

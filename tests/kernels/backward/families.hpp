@@ -40,6 +40,7 @@ constexpr EmulatedBackward emulated() {
   constexpr bool sm80 = config.family == Family::sm80;
   EmulatedBackward kernels{.config = all,
                            .preprocess = &tandem::backward_preprocess<of_rows(config)>,
+                           .gated = &tandem::backward_gated_preprocess<of_rows(config)>,
                            .main = nullptr,
                            .convert = &tandem::backward_convert<of_rows(all)>,
                            .sink = &tandem::backward_sink<of_rows(config)>};

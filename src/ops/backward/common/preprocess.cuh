@@ -1,13 +1,16 @@
 // Before the main backward kernel: computes LSE and delta of every query in the form in which it reads them,
 // and clears the dQ semaphores and the counts of finished tiles. Bound by memory: O and dO are read once.
+// With an output gate it makes its gradient, and the dO that the other kernels read, on the way.
 #pragma once
 
 #include "ops/backward/sm80/config.hpp"
 #include "ptx/barrier.cuh"
 #include "ptx/math.cuh"
 #include "tile/backward_rows.cuh"
+#include "tile/gate.cuh"
 #include "tile/load_elements.cuh"
 #include "tile/softmax.cuh"
+#include "tile/store_rows.cuh"
 
 namespace tandem {
 
@@ -71,6 +74,92 @@ TANDEM_DEVICE void dot_rows(float (&sums)[PreprocessPasses<C>::count], const Bac
   }
 }
 
+/// The gradients of eight columns of O and of its gate. With s = sigmoid(gate), where out = O * s and `dout`
+/// is the gradient of out, they are dout * s and dout * out * (1 - s). Where out is 0 so is the latter, and
+/// with it that of a query that sees no key, whatever dout and gate hold.
+template <Element element>
+TANDEM_DEVICE void differentiate_gate(const ptx::Vec4& gate, const ptx::Vec4& out, const ptx::Vec4& dout,
+                                      ptx::Vec4& before, ptx::Vec4& dgate) {
+  const u32 gates[4] = {gate.x, gate.y, gate.z, gate.w};
+  const u32 outs[4] = {out.x, out.y, out.z, out.w};
+  const u32 gradients[4] = {dout.x, dout.y, dout.z, dout.w};
+  u32 of_o[4];
+  u32 of_gate[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float o[2];
+    float g[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const auto half = [&](u32 word) {
+        return h == 0 ? tile::unpack_low<element>(word) : tile::unpack_high<element>(word);
+      };
+      const float value = half(outs[i]);
+      const float gradient = half(gradients[i]);
+      const float x = half(gates[i]);
+      o[h] = gradient * tile::sigmoid_of(x);
+      g[h] = value == 0.0F ? 0.0F : gradient * value * tile::sigmoid_of(-x);
+    }
+    of_o[i] = tile::pack<element>(o[0], o[1]);
+    of_gate[i] = tile::pack<element>(g[0], g[1]);
+  }
+  before = {of_o[0], of_o[1], of_o[2], of_o[3]};
+  dgate = {of_gate[0], of_gate[1], of_gate[2], of_gate[3]};
+}
+
+/// dot_rows behind a gate: writes dO and dgate, of rows past the end zeros.
+template <auto C>
+TANDEM_DEVICE void dot_gated_rows(float (&sums)[PreprocessPasses<C>::count], const GatedBackwardParams& p,
+                                  const BackwardRows& t) {
+  using Passes = PreprocessPasses<C>;
+  constexpr int at_once = Passes::count < 2 ? Passes::count : 2;  // a row has five vectors
+  const int thread = static_cast<int>(ptx::thread_index());
+  const int col = thread % Passes::lanes * 8;
+  const int first = thread / Passes::lanes;
+  const i64 query = t.begin_q + static_cast<i64>(t.first) + first;
+  const auto row_of = [&](const void* x, const Strides& s, int row) {
+    return static_cast<const u16*>(x) + (p.packed_q ? 0 : t.batch) * s.batch + t.head * s.head +
+           (query + row) * s.row;
+  };
+  const bool vectors = p.rows_vectors && p.gate_vectors;
+  const auto load = [&](const u16* row) {
+    return vectors ? ptx::load_global(reinterpret_cast<const ptx::Vec4*>(row + col))
+                   : tile::load_elements(row, col, p.head_dim_v, true);
+  };
+#pragma unroll
+  for (int i = 0; i < Passes::count; i += at_once) {
+    ptx::Vec4 out[at_once], dout[at_once], gate[at_once];
+#pragma unroll
+    for (int j = 0; j < at_once; ++j) {
+      const int row = (i + j) * Passes::rows;
+      const bool used = t.first + first + row < t.seqlen_q && col < p.head_dim_v;
+      out[j] = used ? load(row_of(p.out, p.out_stride, row)) : ptx::Vec4{};
+      dout[j] = used ? load(row_of(p.gated_dout, p.gated_dout_stride, row)) : ptx::Vec4{};
+      gate[j] = used ? load(row_of(p.gate, p.gate_stride, row)) : ptx::Vec4{};
+    }
+#pragma unroll
+    for (int j = 0; j < at_once; ++j) {
+      sums[i + j] = dot_vectors<C.tiling.element>(out[j], dout[j]);
+      const int row = (i + j) * Passes::rows;
+      if (t.first + first + row >= t.end_q || col >= p.head_dim_v) continue;
+      ptx::Vec4 before;
+      ptx::Vec4 dgate;
+      differentiate_gate<C.tiling.element>(gate[j], out[j], dout[j], before, dgate);
+      // Rows of the workspace are whole vectors.
+      auto* const to = const_cast<u16*>(row_of(p.dout, p.dout_stride, row)) + col;
+      ptx::store_global(reinterpret_cast<ptx::Vec4*>(to), before);
+      if (p.dgate == nullptr) continue;
+      auto* const of_gate = const_cast<u16*>(row_of(p.dgate, p.dgate_stride, row)) + col;
+      const u32 words[4] = {dgate.x, dgate.y, dgate.z, dgate.w};
+      if (vectors) {
+        tile::store_columns<true>(of_gate, p.head_dim_v - col, words);
+      } else {
+        tile::store_columns<false>(of_gate, p.head_dim_v - col, words);
+      }
+    }
+  }
+}
+
 /// Which keys the queries of `t` see. All lanes call.
 template <auto C>
 TANDEM_DEVICE tile::Visibility visibility(const BackwardParams& p, const BackwardRows& t) {
@@ -117,11 +206,9 @@ TANDEM_DEVICE u32 nonzero_rows(const BackwardParams& p, const BackwardRows& t, c
   return nonzero;
 }
 
-/// One CTA for each query block and head. Of the fields of the Config that concern masks one is read:
-/// functions.mask_function says that functions may hide all keys from a query.
-template <auto C>
-TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
-    backward_preprocess(const __grid_constant__ BackwardParams p) {
+/// What the kernels below do, by their parameters.
+template <auto C, typename Params>
+TANDEM_DEVICE void preprocess(const Params& p) {
   using Passes = PreprocessPasses<C>;
   const int thread = static_cast<int>(ptx::thread_index());
   // The grid has a CTA for each query block of the workspace, and at least one for each counter.
@@ -160,7 +247,11 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
     }
     const tile::Visibility visible = visibility<C>(p, t);
     float sums[Passes::count];
-    dot_rows<C>(sums, p, t, out, first_row(p.dout, p.dout_stride));
+    if constexpr (requires { p.gate; }) {
+      dot_gated_rows<C>(sums, p, t);
+    } else {
+      dot_rows<C>(sums, p, t, out, first_row(p.dout, p.dout_stride));
+    }
     float sum = 0.0F;
 #pragma unroll
     for (int i = 0; i < Passes::count; ++i) {
@@ -187,6 +278,19 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
     }
   }
   ptx::launch_next_grid();
+}
+
+/// One CTA for each query block and head. Of the fields of the Config that concern masks one is read:
+/// functions.mask_function says that functions may hide all keys from a query.
+template <auto C>
+TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
+    backward_preprocess(const __grid_constant__ BackwardParams p) {
+  preprocess<C>(p);
+}
+template <auto C>
+TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
+    backward_gated_preprocess(const __grid_constant__ GatedBackwardParams p) {
+  preprocess<C>(p);
 }
 
 }  // namespace tandem
