@@ -116,6 +116,7 @@ TEST(Contract22_Indices, WithEveryFeature) {
     if (c.page_size == 0) c.leftpad.clear();
     change(c, {.topk = random.between(1, 90), .topk_by_head = random.chance(0.5)});
     c.topk_lengths = random.chance(0.5);
+    c.gate = seed % 2 == 0;
     c.threads = static_cast<int>(random.between(1, 3));
     c.indices = random_layout(random, c.packed_q == c.topk_by_head ? 3 : c.packed_q ? 2 : 4, true);
     c.f32_out = c.page_size > 0 && c.dtype != DType::f32 && random.chance(0.5);

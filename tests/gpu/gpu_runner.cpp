@@ -62,6 +62,7 @@ void move_inputs(DeviceBoxes& boxes, const Call& call, AttentionInputs& args) {
   boxes.move(args.causal_by_sequence, call.causal_by_sequence);
   boxes.move(args.dropout_places, call.dropout_places);
   boxes.move(args.sink, call.sink);
+  boxes.move(args.gate, call.gate);
   boxes.move(args.q_scale, call.q_scale);
   boxes.move(args.k_scale, call.k_scale);
   boxes.move(args.v_scale, call.v_scale);
@@ -206,6 +207,7 @@ void GpuRunner::backward(Call& call) {
         boxes.move(args.dk, call.dk);
         boxes.move(args.dv, call.dv);
         boxes.move(args.dsink, call.dsink);
+        boxes.move(args.dgate, call.dgate);
       },
       [](const BackwardArgs& args, const Execution& execution) { tandem::backward(args, execution); });
 }
