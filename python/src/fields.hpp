@@ -27,14 +27,16 @@ constexpr auto input_fields = std::to_array<Fields<AttentionInputs, ConstTensor>
     {"v_scale", &AttentionInputs::v_scale},
     {"indices", &AttentionInputs::indices},
     {"topk_length", &AttentionInputs::topk_length},
+    {"gate", &AttentionInputs::gate},
     {"page_table", &AttentionInputs::page_table},
     {"leftpad_k", &AttentionInputs::leftpad_k},
     {"cache_batch_idx", &AttentionInputs::cache_batch_idx},
     {"causal_by_sequence", &AttentionInputs::causal_by_sequence},
 });
-/// So many first inputs may require gradients; so many last ones (_call.FORWARD_ONLY)
-/// are of calls that have none.
-constexpr std::size_t differentiable_inputs = 4, forward_only = 4;
+/// So many first inputs may require gradients, and the gate; so many last ones (_call.FORWARD_ONLY) are of
+/// calls that have none.
+constexpr std::size_t differentiable_inputs = 4, forward_only = 4, gate_input = 13;
+static_assert(input_fields[gate_input].second == &AttentionInputs::gate);
 constexpr auto forward_outputs = std::to_array<Fields<ForwardArgs, Tensor>>({
     {"out", &ForwardArgs::out},
     {"lse", &ForwardArgs::lse},
@@ -52,6 +54,7 @@ constexpr auto backward_outputs = std::to_array<Fields<BackwardArgs, Tensor>>({
     {"dk", &BackwardArgs::dk},
     {"dv", &BackwardArgs::dv},
     {"dsink", &BackwardArgs::dsink},
+    {"dgate", &BackwardArgs::dgate},
 });
 
 /// Where the two numbers of a window go.

@@ -22,7 +22,7 @@ namespace {
 
 /// The tensors that a call reads, in the order of the tables; None stands for one that is not given.
 using Inputs = std::array<nb::handle, input_fields.size()>;
-using Gradients = std::array<nb::object, backward_outputs.size()>;
+using Gradients = std::array<nb::object, differentiable_inputs>;
 
 /// Reads plain tensors; false where one of them wants the long way.
 template <typename Args, typename Table>
@@ -38,16 +38,22 @@ bool read_tensors(Args& args, const Table& table, std::span<const nb::handle> ar
 
 enum class Record : std::uint8_t { no, yes, impossible };
 
-/// Whether autograd is to record a call: where it follows q, k, v or the sink. Impossible where it follows
-/// others, or such a call has no gradients.
+/// Whether autograd is to record a call: where it follows q, k, v, the sink or the gate. Impossible where it
+/// follows others, or such a call has no gradients.
 Record record_of(const Inputs& inputs) {
   std::size_t last = 0, followed = 0;  // how many inputs there are up to the last one that is
+  bool gated = false;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].is_none()) continue;
     last = i + 1;
-    if (requires_gradient(inputs[i])) followed = i + 1;
+    if (!requires_gradient(inputs[i])) continue;
+    if (i == gate_input) {
+      gated = true;
+    } else {
+      followed = i + 1;
+    }
   }
-  if (followed == 0) return Record::no;
+  if (followed == 0 && !gated) return Record::no;
   const bool possible = followed <= differentiable_inputs && last <= inputs.size() - forward_only;
   return possible ? Record::yes : Record::impossible;
 }
@@ -137,7 +143,7 @@ nb::object forward_tensors(const nb::tuple& inputs, const Options& options, bool
 nb::object backward_tensors(const nb::tuple& arrays, const Options& options, const nb::tuple& needed) {
   const auto made = differentiate(handles_of<input_fields.size()>(arrays),
                                   handles_of<backward_inputs.size()>(arrays, input_fields.size()), options,
-                                  handles_of<backward_outputs.size()>(needed));
+                                  handles_of<differentiable_inputs>(needed));
   if (!made) return nb::none();
   return tuple_of(std::array<nb::handle, 4>{(*made)[0], (*made)[1], (*made)[2], (*made)[3]});
 }
@@ -160,7 +166,7 @@ const Names& names() {
 constexpr std::size_t metadata_count = input_fields.size() - differentiable_inputs;
 
 /// What know_record has made known, kept for ever.
-std::atomic<PyObject*> apply = nullptr, in_full = nullptr;
+std::atomic<PyObject*> apply = nullptr, in_full = nullptr, apply_gated = nullptr;
 
 Inputs inputs_of(nb::handle q, nb::handle k, nb::handle v, nb::handle sink, const nb::tuple& metadata) {
   Inputs inputs{q, k, v, sink};
@@ -182,7 +188,8 @@ nb::object attend_and_record(nb::handle call, nb::handle q, nb::handle k, nb::ha
   const Options options = options_of(call);
   const int return_lse = PyObject_IsTrue(wants_lse.ptr());
   if (return_lse < 0) throw nb::python_error();
-  auto output = attend(inputs_of(q, k, v, sink, metadata_of(call)), options, return_lse != 0, is_recording());
+  const Inputs inputs = inputs_of(q, k, v, sink, metadata_of(call));
+  auto output = attend(inputs, options, return_lse != 0, is_recording());
   if (!output) return nb::none();
   auto& [out, lse, max_logits, recorded] = *output;
   if (recorded) {
@@ -190,8 +197,15 @@ nb::object attend_and_record(nb::handle call, nb::handle q, nb::handle k, nb::ha
     const nb::handle applied(apply);
     const nb::object made = nb::make_tuple(
         out, lse, options.saves_max_logits() ? max_logits : nb::object(nb::none()), return_lse != 0);
-    const nb::object followed = functions.is_none() ? applied(call, made, q, k, v, sink)
-                                                    : applied(call, made, q, k, v, sink, *read_by(functions));
+    const nb::handle gate = inputs[gate_input];
+    nb::object followed;
+    if (!gate.is_none() && requires_gradient(gate)) {
+      const nb::object read = functions.is_none() ? nb::object(nb::make_tuple()) : read_by(functions);
+      followed = nb::handle(apply_gated)(call, made, q, k, v, sink, gate, *nb::borrow<nb::args>(read));
+    } else {
+      followed = functions.is_none() ? applied(call, made, q, k, v, sink)
+                                     : applied(call, made, q, k, v, sink, *read_by(functions));
+    }
     out = return_lse != 0 ? nb::object(followed[0]) : followed;
     if (return_lse != 0) lse = followed[1];
   }
@@ -252,7 +266,7 @@ nb::object apply_backward(nb::handle ctx, nb::handle dout, nb::handle dlse) {
   const nb::tuple metadata = saved_metadata(call, saved, needed.size() + 1);
   const auto made = differentiate(inputs_of(saved[0], saved[1], saved[2], saved[3], metadata),
                                   {saved[4], saved[5], dout, dlse, saved[needed.size()]}, options_of(call),
-                                  handles_of<backward_outputs.size()>(needed, 2));
+                                  handles_of<differentiable_inputs>(needed, 2));
   if (!made) return long_way(ctx, dout, dlse, saved);
   std::vector<nb::handle> all(needed.size(), Py_None);
   std::copy(made->begin(), made->end(), all.begin() + 2);
@@ -305,7 +319,7 @@ nb::object forward_operator(Arguments arguments, bool recording) {
 /// As torch.ops.tandem.attention_backward has it: empty tensors stand for gradients that are not needed.
 nb::object backward_operator(Arguments arguments, bool recording) {
   constexpr std::size_t first = 2, out = first + differentiable_inputs, options_begin = out + 3;
-  constexpr std::size_t needed = backward_outputs.size();
+  constexpr std::size_t needed = differentiable_inputs;
   if (arguments.size() < options_begin + metadata_count + needed) return {};
   const std::size_t metadata = arguments.size() - needed - metadata_count;
   if (recording && std::ranges::any_of(arguments.first(options_begin),
@@ -364,11 +378,12 @@ void define_torch_calls(nb::module_& m) {
         nb::arg("v").none(), nb::arg("sink").none(), nb::arg("return_lse"));
   m.def(
       "know_record",
-      [](nb::object applying, nb::object differentiating) {
+      [](nb::object applying, nb::object differentiating, nb::object applying_gated) {
         apply = applying.release().ptr();
         in_full = differentiating.release().ptr();
+        apply_gated = applying_gated.release().ptr();
       },
-      nb::arg("apply"), nb::arg("in_full"));
+      nb::arg("apply"), nb::arg("in_full"), nb::arg("apply_gated"));
   m.def("record", &record, nb::arg("ctx"), nb::arg("call"), nb::arg("output"), nb::arg("q"), nb::arg("k"),
         nb::arg("v"), nb::arg("sink").none(), nb::arg("read"));
   m.def("operator_kernel", &operator_kernel, nb::arg("backward"), nb::arg("for_autograd"),

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         v_scale: Any
         indices: Any
         topk_length: Any
+        gate: Any
         page_table: Any
         leftpad_k: Any
         cache_batch_idx: Any
@@ -130,6 +131,7 @@ def attention(
     v_scale: Any = None,
     indices: Any = None,
     topk_length: Any = None,
+    gate: Any = None,
     page_table: Any = None,
     leftpad_k: Any = None,
     cache_batch_idx: Any = None,
@@ -160,8 +162,8 @@ def attention(
     Arrays are NumPy arrays (float32, float16, int8; bfloat16 and float8_e4m3fn with ml_dtypes) or PyTorch
     tensors, all of one library; CUDA tensors run on PyTorch's current stream. They are read where they lie,
     whatever their strides, as long as the last dimension is contiguous. The GIL is released while the
-    library computes. With PyTorch, autograd flows through the result, the LSE and the sink; nothing is kept
-    for a backward pass unless an input requires a gradient.
+    library computes. With PyTorch, autograd flows through the result, the LSE, the sink and the gate; nothing
+    is kept for a backward pass unless an input requires a gradient.
 
     Args:
       q: queries, ``(batch, seqlen_q, heads_q, head_dim_qk)``; with ``cu_seqlens_q`` ``(total_q, heads_q,
@@ -199,6 +201,8 @@ def attention(
         as it is named. -1, and whatever no key has, names none. ``causal`` and ``window`` hide some of them
         as ever. On the CPU, in precision "exact", without split_size, functions and dropout.
       topk_length: ``(batch, seqlen_q)`` or ``(total_q,)``: so many first indices of a query count.
+      gate: an output gate, of the result's shape and q's dtype: the result is multiplied by its sigmoid
+        before it is rounded. Gradients flow to it. On a GPU not with precision "fp8" or "int8".
       page_table: ``(batch, max_pages)`` int32 or int64: k and v are a cache in pages, ``(pages, page_size,
         heads_kv, head_dim)``, and row t of sequence b is row ``t % page_size`` of page ``page_table[b, t //
         page_size]``. ``seqused_k`` has the sequences' lengths. Entries past a sequence's end may hold
@@ -274,21 +278,9 @@ def attention(
     (arXiv:2407.08608).
     """
     return_lse = _call.flag("return_lse", return_lse)
-    metadata = (
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_q,
-        seqused_k,
-        q_scale,
-        k_scale,
-        v_scale,
-        indices,
-        topk_length,
-        page_table,
-        leftpad_k,
-        cache_batch_idx,
-        _call.integers(causal_by_sequence),
-    )
+    first = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_scale, k_scale, v_scale)
+    last = (page_table, leftpad_k, cache_batch_idx, _call.integers(causal_by_sequence))
+    metadata = (*first, indices, topk_length, gate, *last)
     call = _call.Call(
         scale,
         causal,
@@ -351,10 +343,12 @@ def attention_backward(
     seqused_k: Any = None,
     indices: Any = None,
     topk_length: Any = None,
+    gate: Any = None,
     dq: Any = None,
     dk: Any = None,
     dv: Any = None,
     dsink: Any = None,
+    dgate: Any = None,
     score_mod: Any = None,
     mask_mod: Any = None,
     bias: Any = None,
@@ -377,15 +371,15 @@ def attention_backward(
       max_logits: the forward call's. With backward_precision "int8" it is needed, and otherwise an error.
       dq, dk, dv: where to write the gradients, in q's dtype or float32, of which dk and dv have the same;
         made, of the shape and dtype of q, k and v, if None.
-      dsink: where to write the sink's gradient, ``(heads_q,)`` float32; made if None.
+      dsink, dgate: where to write those of the sink, ``(heads_q,)`` float32, and of the gate; made if None.
 
     Returns:
-      ``(dq, dk, dv)``, or ``(dq, dk, dv, dsink)`` if a sink was given.
+      ``(dq, dk, dv)``, and behind them dsink and dgate where a sink and a gate were given.
 
     Raises:
       As `attention`.
     """
-    first = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *(None,) * 3, indices, topk_length)
+    first = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *(None,) * 3, indices, topk_length, gate)
     metadata = (*first, *(None,) * (len(_call.METADATA) - len(first)))
     given: dict[str, Any] = {**options}
     taken = (*_call.PARTS, "precision", "strict", "backward_precision")
@@ -394,7 +388,8 @@ def attention_backward(
     of_torch = _of_torch(q)
     call.functions = _functions_of(of_torch, call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.expect_seed(call)
-    arrays, written = (dout, dlse, q, k, v, sink, out, lse, max_logits), (dq, dk, dv, dsink)
+    arrays, written = (dout, dlse, q, k, v, sink, out, lse, max_logits), (dq, dk, dv, dsink, dgate)
     backward = _call.backward if of_torch is None else of_torch.attention_backward
-    gradients = backward(call, arrays, written)
-    return gradients if sink is not None else gradients[:3]
+    *gradients, of_sink, of_gate = backward(call, arrays, written)
+    wanted = ((of_sink, sink), (of_gate, gate))
+    return (*gradients, *(gradient for gradient, given in wanted if given is not None))

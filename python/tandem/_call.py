@@ -13,9 +13,12 @@ from tandem import _arrays, _core
 from tandem._core import DType
 from tandem._errors import InvalidArgumentError
 
-#: The tensors of a call that no gradient flows through, in the order in which Call.metadata has them: what
-#: is between (q, k, v, sink) and (out, lse, max_logits).
+#: The tensors of a call that no gradient flows through, but for the gate, in the order in which Call.metadata
+#: has them: what is between (q, k, v, sink) and (out, lse, max_logits).
 METADATA = _core.FORWARD[4:-3]
+
+#: Where it has the output gate, the only one of them with a gradient.
+GATE = METADATA.index("gate")
 
 #: The last of METADATA, of which no call has gradients: those that make k and v a cache, and the mask of each
 #: sequence.
@@ -63,6 +66,15 @@ class Call:
     dropout_places: Any = None
     #: formula(call, q, k, v, *captured): the result by operators with second derivatives; None: there is none
     formula: Any = None
+
+    @property
+    def gate(self) -> Any:
+        """The output gate, None where not given."""
+        return self.metadata[GATE]
+
+    @gate.setter
+    def gate(self, gate: Any) -> None:
+        self.metadata = (*self.metadata[:GATE], gate, *self.metadata[GATE + 1 :])
 
     @property
     def finds_max_logits(self) -> bool:
@@ -320,11 +332,10 @@ def returned(call: Call, results: Sequence[Any], return_lse: bool) -> Any:
     return (out, lse, max_logits) if return_lse else (out, max_logits)
 
 
-def backward(
-    call: Call, tensors: Sequence[Any], written: Sequence[Any] = (None, None, None, None)
-) -> tuple[Any, ...]:
-    """(dq, dk, dv, dsink): those in `written`, made where None; dsink is None without a sink. `tensors`:
-    (dout, dlse, q, k, v, sink, out, lse, max_logits), of which dlse, sink and max_logits may be None."""
+def backward(call: Call, tensors: Sequence[Any], written: Sequence[Any] = (None,) * 5) -> tuple[Any, ...]:
+    """(dq, dk, dv, dsink, dgate): those in `written`, made where None; the last two are None without a sink
+    and a gate. `tensors`: (dout, dlse, q, k, v, sink, out, lse, max_logits), of which dlse, sink and
+    max_logits may be None."""
     dout, dlse, q, k, v, sink, out, lse, max_logits = tensors
     library = _arrays.library_of("q", q)
 
@@ -334,7 +345,8 @@ def backward(
         _arrays.expect(name, array, library)
         return library.empty(array, array.shape, _arrays.dtype_of(name, array))
 
-    made = tuple(map(like, ("q", "k", "v", "sink"), (q, k, v, sink), written))
+    inputs = {"q": q, "k": k, "v": v, "sink": sink, "gate": call.gate}
+    made = tuple(map(like, inputs, inputs.values(), written))
     arrays = (q, k, v, sink, *call.metadata, out, lse, dout, dlse, max_logits, *made)
     _core.backward(arrays, call.options(), library.stream(q))
     return made

@@ -113,7 +113,8 @@ def _described(
     max_logits = lse if call.saves_max_logits else None
     gradients = (made(a.shape, _arrays.dtype_of(name, a)) for name, a in (("q", q), ("k", k), ("v", v)))
     dsink = None if sink is None else made(sink.shape, DType.f32)
-    return (*views.values(), out, lse, out, None, max_logits, *gradients, dsink)
+    dgate = None if call.gate is None else out
+    return (*views.values(), out, lse, out, None, max_logits, *gradients, dsink, dgate)
 
 
 def _place(device: Any) -> tuple[DeviceKind, int]:

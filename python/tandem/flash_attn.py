@@ -164,7 +164,7 @@ def flash_attn_varlen_func(
     """
     table = _flash.one_of(_flash.TABLES, page_table, block_table)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_descale, k_descale, v_descale)
-    metadata = (*lengths, None, None, table, None, None, _call.integers(causal_by_sequence))
+    metadata = (*lengths, *(None,) * 3, table, None, None, _call.integers(causal_by_sequence))
     call = _flash.problem(softmax_scale, causal, window_size, metadata, softcap, deterministic, split_size)
     sink = _flash.one_of(_flash.SINKS, sink, learnable_sink, s_aux, sinks)
     if table is not None and seqused_k is None:

@@ -149,7 +149,7 @@ def flash_attn_varlen_func(
     lengths: tuple[Any, ...] = (cu_seqlens_q, cu_seqlens_k)
     if block_table is not None:
         _flash.only_tensors(cu_seqlens_k=cu_seqlens_k, block_table=block_table)
-        lengths = (cu_seqlens_q, None, None, cu_seqlens_k.diff(), *(None,) * 5, block_table)
+        lengths = (cu_seqlens_q, None, None, cu_seqlens_k.diff(), *(None,) * 6, block_table)
     call = _flash.problem(softmax_scale, causal, window_size, lengths, softcap, deterministic)
     return _attend(call, q, k, v, return_attn_probs, dropout_p, alibi_slopes)
 

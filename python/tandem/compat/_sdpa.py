@@ -279,7 +279,7 @@ def _cpu_backward(
     dq, dk, dv = (torch.empty_like(t) for t in (rows, keys, values))
     if seen < k.shape[2]:
         dk, dv = (torch.zeros_like(t).transpose(1, 2) for t in (k, v))
-    written = (dq, dk[:, :seen], dv[:, :seen], None)
+    written = (dq, dk[:, :seen], dv[:, :seen], None, None)
     _call.backward(call, (dout, None, rows, keys, values, None, out, lse, None), written)
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 

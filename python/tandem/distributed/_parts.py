@@ -154,7 +154,7 @@ def backward(
         None if t is None else _flat_one(group, t[:, :, slice(*group.queries)])
         for t in (saved.lse, saved.dlse)
     )
-    arrays = (q, k, v, None, *metadata, out, lse, dout, dlse, None, *_flat(group, *parts), None)
+    arrays = (q, k, v, None, *metadata, out, lse, dout, dlse, None, *_flat(group, *parts), None, None)
     call = options.of(group, saved.q)
     plain, pairs, made = call.options(), options.pairs, []
     adds = [place is part and not first for place, part, first in zip(places, parts, new, strict=True)]

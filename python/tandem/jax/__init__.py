@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tandem import _arrays, _call
-from tandem._errors import InvalidArgumentError
+from tandem._errors import InvalidArgumentError, UnsupportedError
 from tandem.functions import _functions
 from tandem.jax import _ranks, _xla
 from tandem.jax._ranks import row_order
@@ -59,6 +59,8 @@ def attention(
     """
     given = {name: options.pop(name, None) for name in _call.METADATA}
     _call.expect_options("tandem.jax.attention", options, _call.JAX)
+    if given["gate"] is not None:
+        raise UnsupportedError("gate is given to JAX; multiply the result by jax.nn.sigmoid(gate)")
     if out_dtype is not None:
         out_dtype = _arrays.dtype_named(out_dtype).name
     return_lse = _call.flag("return_lse", return_lse)

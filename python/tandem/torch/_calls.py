@@ -55,22 +55,28 @@ def _attend(
             # A call without memory, of which the operator tells the shapes.
             if type(q) in _direct.PLAIN and q.is_meta:
                 _plans.check(call, q, k, v, sink, out)
-    q, k, v, recorded = _derivatives.prepared(call, q, k, v, (sink, *read), out)
+    q, k, v, recorded = _derivatives.prepared(call, q, k, v, (sink, call.gate, *read), out)
     if is_direct and recorded:
         if call.functions is not None and call.functions.score is not None:
             wanted = (i for i, t in enumerate(read) if _derivatives.is_recorded(t))
             call.functions.differentiated = tuple(wanted)
         with torch.no_grad():
             *output, max_logits = _operators.way_on(call)(call, q, k, v, sink, None, out_dtype)
-        record: Any = _record.TandemAttention.apply
         saved = max_logits if call.saves_max_logits else None
-        followed = record(call, (*output, saved, return_lse), q, k, v, sink, *read)
+        inputs = (call, (*output, saved, return_lse), q, k, v, sink)
+        if _derivatives.is_recorded(call.gate):
+            followed = _apply_gated(*inputs, call.gate, *read)
+        else:
+            followed = _apply(*inputs, *read)
         results = (*(followed if return_lse else (followed, None)), max_logits)
     else:
         way_on = _operators.way_on(call, is_direct)
         results = way_on(call, q, k, v, sink, out, out_dtype, return_lse)
     return _call.returned(call, results, return_lse)
 
+
+_apply: Any = _record.TandemAttention.apply
+_apply_gated: Any = _record.TandemGatedAttention.apply
 
 #: What torch.compile tells of the graph break, from PyTorch 2.7 on.
 _WHY = "no part of a graph: leave fullgraph=True out, or dropout, or out= and out_dtype= beside functions"
@@ -95,7 +101,7 @@ def _reads_plain(call: _call.Call) -> bool:
 def attention_backward(call: _call.Call, tensors: Any, written: Any) -> tuple[Any, ...]:
     """As _call.backward, for tensors."""
     dout, dlse, q, k, v, sink, out, lse, max_logits = tensors
-    named = dict(zip(("dq", "dk", "dv", "dsink"), written, strict=True))
+    named = dict(zip(("dq", "dk", "dv", "dsink", "dgate"), written, strict=True))
     is_direct = _direct.is_possible(q, k, v, dout, out, lse, beside=(dlse, max_logits, sink, *call.metadata))
     if not is_direct:
         others = {"dout": dout, "dlse": dlse, "k": k, "v": v, "sink": sink, "out": out, "lse": lse}
@@ -108,14 +114,17 @@ def attention_backward(call: _call.Call, tensors: Any, written: Any) -> tuple[An
         gradients = _call.backward(call, tensors, written)
         _arrays.wrote(*written)
         return gradients
-    if all(t is None for t in written):
+    dgate = None if call.gate is None else _derivatives.gate_gradient(dout, out, call.gate)
+    if written[4] is not None:
+        dgate = written[4].copy_(dgate)
+    if all(t is None for t in written[:4]):
         flat, functions = _operators.arguments(call)
         needed = (True, True, True, sink is not None, *([False] * len(functions[2]) if functions else ()))
-        return _derivatives.by_operator(flat, functions, needed, *tensors)[:4]
-    pairs = zip(written, (q, k, v, sink), strict=True)
+        return (*_derivatives.by_operator(flat, functions, needed, *tensors)[:4], dgate)
+    pairs = zip(written, (q, k, v, sink), strict=False)
     made = tuple(_like(t) if given is None and t is not None else given for given, t in pairs)
     torch.ops.tandem.attention_backward_out(*tensors, *_operators.flat(call), *made)
-    return made
+    return (*made, dgate)
 
 
 def quantize(x: Any, *options: Any) -> tuple[Any, Any, Any]:

@@ -46,7 +46,7 @@ def validate_metadata(metadata: Sequence[Any], recorded: bool) -> None:
     for name, t in zip(_call.METADATA, metadata, strict=True):
         if t is None:
             continue
-        if is_recorded(t):
+        if name != "gate" and is_recorded(t):
             raise InvalidArgumentError(
                 f"{name} requires a gradient, but Tandem has none for it; pass {name}.detach(), "
                 "or call under torch.no_grad()"
@@ -86,13 +86,23 @@ def differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None = 
     if ctx.texts:  # what masks read has no gradient
         needed += [is_needed and ctx.texts[0] is not None for is_needed in ctx.needs_input_grad[-1]]
     gradients: Sequence[Any] = [None] * len(needed)
+    of_metadata: list[Any] = [None] * len(metadata)
     if dout is not None or dlse is not None:
         dout = torch.zeros_like(saved[4]) if dout is None else dout
         functions = (*ctx.texts, read) if ctx.texts else ()
-        gradients = by_operator((*ctx.options, *metadata), functions, needed, dout, dlse, *saved[:7])
-    none = (None,) * (len(metadata) + len(ctx.options))
+        if any(needed):
+            gradients = by_operator((*ctx.options, *metadata), functions, needed, dout, dlse, *saved[:7])
+        if ctx.needs_input_grad[4 + len(ctx.options) + _call.GATE]:
+            of_metadata[_call.GATE] = gate_gradient(dout, saved[4], metadata[_call.GATE])
+    none = (*(None,) * len(ctx.options), *of_metadata)
     rest = (None, None, list(gradients[4:])) if ctx.texts else (None,)
     return (*gradients[:4], *none, *rest)
+
+
+def gate_gradient(dout: Tensor, out: Tensor, gate: Tensor) -> Tensor:
+    """The gradient of an output gate by PyTorch's operators, which a compiler makes one kernel of."""
+    found = dout.float() * out.float() * torch.sigmoid(-gate.float())
+    return torch.where(out == 0, 0.0, found).to(gate.dtype)  # 0 of a query that sees no key
 
 
 def by_operator(
@@ -274,6 +284,8 @@ def prepared(
     The call's metadata, cache and out allow what is asked."""
     if torch._C._is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
+        if call.gate is not None:
+            (call.gate,) = autocast(call.gate)
     recorded = is_recorded(q, k, v, *others)
     validate_metadata(call.metadata, recorded)
     if out is not None:

@@ -71,12 +71,15 @@ def forward(
     return _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
 
 
-def backward(call: _call.Call, needed: Sequence[bool], *tensors: Any) -> tuple[Tensor | None, ...]:
+def backward(
+    call: _call.Call, needed: Sequence[bool], *tensors: Any, gate: bool = False
+) -> tuple[Tensor | None, ...]:
     """The gradients of q, k, v and the sink, and of what the call's functions read; None of those that are
-    not `needed`. `tensors`: as of _call.backward, and what the functions read."""
+    not `needed`. `tensors`: as of _call.backward, and what the functions read. `gate`: that of the gate comes
+    behind them."""
     dout, dlse, q, k, v, sink, out, lse, max_logits, *read = tensors
     options = call.options()
-    if not (call.functions is not None and call.functions.differentiated):
+    if not gate and not (call.functions is not None and call.functions.differentiated):
         inputs = (q, k, v, sink, *call.metadata, out, lse, dout, dlse, max_logits)
         gradients = _core.backward_tensors(inputs, options, tuple(needed[:4]))
         if gradients is not None:
@@ -84,7 +87,7 @@ def backward(call: _call.Call, needed: Sequence[bool], *tensors: Any) -> tuple[T
     # torch.empty_like is the quickest way to a contiguous tensor.
     made = [
         torch.empty_like(t, memory_format=torch.contiguous_format) if wanted and t is not None else None
-        for t, wanted in zip((q, k, v, sink), needed, strict=False)
+        for t, wanted in zip((q, k, v, sink, call.gate), (*needed[:4], gate), strict=True)
     ]
     dout, dlse = rows_contiguous(dout), rows_contiguous(dlse)
     arrays = (q, k, v, sink, *call.metadata, out, lse, dout, dlse, max_logits, *made)
@@ -93,7 +96,8 @@ def backward(call: _call.Call, needed: Sequence[bool], *tensors: Any) -> tuple[T
     if of_read:
         call.functions.set_gradients(options, [of_read.get(i) for i in range(len(read))])
     _core.backward(arrays, options, _arrays.library_of("q", q).stream(q))
-    return (*made, *(of_read[i].to(t.dtype) if i in of_read else None for i, t in enumerate(read)))
+    of_functions = (of_read[i].to(t.dtype) if i in of_read else None for i, t in enumerate(read))
+    return (*made[:4], *of_functions, *(made[4:] if gate else ()))
 
 
 def rows_contiguous(t: Any) -> Any:

@@ -37,7 +37,7 @@ def _forward(
 ) -> int:
     """S and O."""
     cu_seqlens_q, cu_seqlens_k, *others = rest[_call.FLAT_OPTIONS :]
-    of_cache = _rows_of_cache(k, *others[1:2], *others[7:10])
+    of_cache = _rows_of_cache(k, *others[1:2], *others[8:11])
     pairs = _pairs(q, k, cu_seqlens_q, cu_seqlens_k, of_cache, others[5])
     return 2 * pairs * (q.shape[-1] + v.shape[-1])
 

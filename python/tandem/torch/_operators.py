@@ -136,7 +136,7 @@ def _backward_out(*arguments: Any) -> None:
     (dout, dlse, *others), flat = arguments[:_TENSORS], arguments[_TENSORS:-4]
     written = arguments[-4:]
     dout, dlse = _direct.rows_contiguous(dout), _direct.rows_contiguous(dlse)
-    _call.backward(unflat(flat), (dout, dlse, *others), written)
+    _call.backward(unflat(flat), (dout, dlse, *others), (*written, None))
     _arrays.wrote(*written)
 
 

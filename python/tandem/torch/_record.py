@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem import _call, _core
+from tandem._errors import UnsupportedError
 from tandem.torch import _derivatives, _direct, _operators
 
 #: Whether a gradient stands for several, as is_grads_batched=True and jacobian(vectorize=True) make them.
@@ -52,9 +53,48 @@ def _of_saved(call: _call.Call, read: Any, metadata: Any) -> _call.Call:
     return replace(call, metadata=saved, functions=functions)
 
 
-# What a record takes most of the time, without a step in Python: TandemAttention.apply where no transform of
-# torch.func is active, and the backward pass from the engine on.
-_core.know_record(super(torch.autograd.Function, TandemAttention).apply, TandemAttention.backward)
+class TandemGatedAttention(torch.autograd.Function):
+    """TandemAttention of a call whose gate has a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _call.Call, output: Any, *inputs: Any) -> Any:
+        out, lse, _, return_lse = output
+        q, k, v, sink, _, *read = inputs
+        metadata = (t for t in call.metadata if t is not None)
+        ctx.call, ctx.read = call, len(read)
+        ctx.save_for_backward(q, k, v, sink, out, lse, *read, *metadata)
+        ctx.set_materialize_grads(False)
+        return (out, lse) if return_lse else out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad
+        if dout is None and dlse is None:
+            return (None,) * len(needed)
+        if any(t is not None and _is_batched(t) for t in (dout, dlse)):
+            raise UnsupportedError(
+                "gate requires a gradient, and is_grads_batched asks for several at once; ask for one after "
+                "the other"
+            )
+        first = 6 + ctx.read
+        inputs, read, metadata = (saved := ctx.saved_tensors)[:6], saved[6:first], saved[first:]
+        call = _of_saved(ctx.call, read, metadata)
+        if torch.are_deterministic_algorithms_enabled():
+            call = replace(call, deterministic=True)
+        dout = torch.zeros_like(inputs[4]) if dout is None else dout
+        record: Any = Gradients.apply
+        tensors = (dout, dlse, *inputs, None, *read)
+        *found, dgate = record(needed[6], call, (*needed[2:6], *needed[7:]), *tensors)
+        return (None, None, *found[:4], dgate, *found[4:])
+
+
+# What a record takes most of the time, without a step in Python: apply where no transform of torch.func is
+# active, and the backward pass from the engine on, but with a gate.
+_core.know_record(
+    super(torch.autograd.Function, TandemAttention).apply,
+    TandemAttention.backward,
+    super(torch.autograd.Function, TandemGatedAttention).apply,
+)
 _node: Any = TandemAttention
 _node._backward_cls.apply = _core.apply_backward
 
@@ -65,7 +105,7 @@ def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool)
     if torch.compiler.is_dynamo_compiling():
         return None
     if torch._C._is_any_autocast_enabled():
-        if not _direct.is_possible(q, k, v):
+        if call.gate is not None or not _direct.is_possible(q, k, v):
             return None
         q, k, v = _derivatives.autocast(q, k, v)
     return _core.attend(call, q, k, v, sink, return_lse)
@@ -75,8 +115,8 @@ class Gradients(torch.autograd.Function):
     """The gradients of TandemAttention, of which there are none."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
-        return _direct.backward(*arguments)
+    def forward(ctx: Any, gate: bool, *arguments: Any) -> tuple[Tensor | None, ...]:
+        return _direct.backward(*arguments, gate=gate)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -94,7 +134,7 @@ def _gradients(
     if not torch.is_grad_enabled():
         return _direct.backward(call, needed, dout, dlse, *others)
     record: Any = Gradients.apply
-    gradients: tuple[Tensor | None, ...] = record(call, needed, dout, dlse, *others)
+    gradients: tuple[Tensor | None, ...] = record(False, call, needed, dout, dlse, *others)
     return gradients
 
 
