@@ -65,6 +65,15 @@ def plain(dtypes: str = "f32 f16 bf16", head_dim_v: int = 0, **options: object) 
     }
 
 
+def gated() -> Cases:
+    return {
+        dtype: lambda device, dtype=dtype: tandem.explain(
+            *qkv(dtype), gate=array(2, 256, 8, 64, dtype=dtype), backward=True, device=device
+        )
+        for dtype in ("f32", *SIXTEEN)
+    }
+
+
 def varlen(**options: object) -> Cases:
     lengths = {"cu_seqlens_q": integers(3), "cu_seqlens_k": integers(3)}
     return {
@@ -178,6 +187,7 @@ ROWS: dict[str, Callable[[str], str]] = {
     "`causal_by_sequence`": listed(plain(causal_by_sequence=integers(2))),
     "`return_max_logits`": listed(plain(return_max_logits=True)),
     "`indices`, backward too": listed(plain(indices=integers(2, 256, 64), backward=True)),
+    "`gate`, backward too": listed(gated()),
     "`sm_limit`, forward": listed(plain(sm_limit=8)),
     "head dimensions": widest(),
     "head dimensions with `split_size`": widest(split_size=1024),
