@@ -64,7 +64,7 @@ struct NarrowBackwardConsumer : OverlapConsumer<C> {
     u32 ds_packed[scores / 2];
     auto& ds_tile = shared.scores[score_at.stage];
 
-    this->begin_scores(t, m, s);
+    this->template begin_scores<masked>(t, m, s);
     shared.dout_ring.wait(dout_at);
     this->template issue_scores<C.tiling.head_dim_v>(dp, this->v(), shared.dout[dout_at.stage]);
     if constexpr (C.functions.dropout) this->draw(t, m);
@@ -131,7 +131,7 @@ struct NarrowBackwardConsumer : OverlapConsumer<C> {
       dout_to.advance();
     }
     shared.q_ring.wait(q_to);
-    this->anew_if_overlapping().clear_unseeing_queries(t, m, q_to, dout_to);
+    this->anew_if_overlapping().template clear_unseeing_queries<masked>(t, m, q_to, dout_to);
     pingpong_wait(warpgroup);
     ptx::wgmma_fence();
     if constexpr (!first) {

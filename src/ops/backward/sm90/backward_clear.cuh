@@ -35,14 +35,19 @@ TANDEM_DEVICE void BackwardConsumer<C>::clear_queries(QPosition q_to, DoutPositi
   join();
 }
 
-/// Clears the rows of query block m that see no key or are past the sequence's end. All consumers call.
+/// Clears the rows of query block m that see no key or are past the sequence's end. All consumers call. Of
+/// blocks that are not `masked` all rows see keys.
 template <BackwardConfig C>
+template <bool masked>
 TANDEM_DEVICE void BackwardConsumer<C>::clear_unseeing_queries(const BackwardTile& t, int m, QPosition q_to,
                                                                DoutPosition dout_to) {
-  if constexpr (C.mask.causal || C.mask.varlen) {
-    const int first = C.mask.causal ? t.visible.first_seeing() - m * C.tiling.block_m : 0;
-    const int end = C.mask.varlen ? t.visible.seqlen_q - m * C.tiling.block_m : C.tiling.block_m;
-    if (m < t.blocks.end && (first > 0 || end < C.tiling.block_m)) {
+  if constexpr ((C.mask.causal && masked) || C.mask.varlen) {
+    const int begins = C.mask.causal && masked ? t.visible.first_seeing() - m * C.tiling.block_m : 0;
+    const int ends = C.mask.varlen ? t.visible.seqlen_q - m * C.tiling.block_m : C.tiling.block_m;
+    if (m < t.blocks.end && (begins > 0 || ends < C.tiling.block_m)) {
+      // Otherwise ptxas computes what this takes before the branch, in every step.
+      const int first = ptx::forgotten(begins);
+      const int end = C.mask.varlen ? ptx::forgotten(ends) : C.tiling.block_m;
       clear_queries(q_to, dout_to, first, max(first, min(end, C.tiling.block_m)));
     }
   }

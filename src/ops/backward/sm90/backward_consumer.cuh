@@ -181,6 +181,7 @@ struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>>, LateDq<C.s
   // Rows of the tiles in shared memory that must not be multiplied: backward_clear.cuh
   TANDEM_DEVICE void clear_key_tail(const BackwardTile& t);
   TANDEM_DEVICE void clear_queries(QPosition q_to, DoutPosition dout_to, int first, int end);
+  template <bool masked>
   TANDEM_DEVICE void clear_unseeing_queries(const BackwardTile& t, int m, QPosition q_to,
                                             DoutPosition dout_to);
   TANDEM_DEVICE void clear_blind_queries(QPosition q_to, DoutPosition dout_to);
@@ -200,9 +201,10 @@ struct BackwardConsumer : tile::BackwardScores<C, BackwardShared<C>>, LateDq<C.s
   }
 
   /// Waits for Q of query block m, and issues S^T.
+  template <bool masked = true>
   TANDEM_DEVICE void begin_scores(const BackwardTile& t, int m, float (&s)[scores]) {
     shared.q_ring.wait(q_at);
-    clear_unseeing_queries(t, m, q_at, dout_at);
+    clear_unseeing_queries<masked>(t, m, q_at, dout_at);
     ptx::wgmma_fence();
     issue_scores<C.tiling.head_dim_qk>(s, k(), shared.q[q_at.stage]);
   }

@@ -131,7 +131,7 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
   /// Waits for dO of query block m, and issues dP^T.
   TANDEM_DEVICE void begin_gradients(const BackwardTile& t, int m, float (&dp)[scores]) {
     shared.dout_ring.wait(dout_at);
-    this->clear_unseeing_queries(t, m, q_at, dout_at);
+    this->template clear_unseeing_queries<true>(t, m, q_at, dout_at);
     ptx::wgmma_fence();
     this->template issue_scores<C.tiling.head_dim_v>(dp, this->v(), shared.dout[dout_at.stage]);
   }
