@@ -99,7 +99,7 @@ struct MembersOf<EightBitSchedule>
 template <>
 struct MembersOf<BackwardSchedule>
     : Members<&BackwardSchedule::pingpong, &BackwardSchedule::staggered, &BackwardSchedule::deterministic,
-              &BackwardSchedule::overlaps_tiles> {};
+              &BackwardSchedule::overlaps_tiles, &BackwardSchedule::turned> {};
 template <>
 struct MembersOf<Functions> : Members<&Functions::digest, &Functions::score_function,
                                       &Functions::mask_function, &Functions::block_lists, &Functions::dropout,

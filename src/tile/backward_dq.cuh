@@ -84,12 +84,10 @@ struct DqWriter {
     return before == 0;
   }
 
-  /// Writes dQ of visit i of a head's query blocks.
-  TANDEM_DEVICE void add(const QueryVisits<C>& visits, int i, int end, bool leader) {
-    const BackwardTile& t = visits.t;
-    const auto block_of = [&](int visit) { return BackwardTiles<C>::passing(t, visits.at(visit).block); };
-    const int m = block_of(i);
-    const i64 block = workspace_block(p, visits.head, t.q_block + m);
+  /// Writes dQ of a head's query block m; `next` is that of for_visits.
+  template <typename Next>
+  TANDEM_DEVICE void add(const BackwardTile& t, int head, int m, bool leader, const Next& next) {
+    const i64 block = workspace_block(p, head, t.q_block + m);
     const int piece = BackwardTiles<C>::rank() * C.consumers + warpgroup;
     u32* semaphore = p.dq_semaphores + block * C.dq_pieces() + piece;
     float* target = p.dq_sum + block * (C.tiling.block_m * C.tiling.head_dim_qk) + piece * C.dq_values();
@@ -108,9 +106,10 @@ struct DqWriter {
         }
         ptx::tma_store_commit();
         // Reads the next block's semaphore while this block is on its way.
-        const int next = (C.functions.block_lists && i + 1 == end ? m : block_of(i + 1)) - m;
-        if (!adds && !C.schedule.deterministic && slice == C.dq_slices - 1)
-          ready = i + 1 < end && ptx::semaphore_read(semaphore + next * C.dq_pieces()) == stored;
+        if (!adds && !C.schedule.deterministic && slice == C.dq_slices - 1) {
+          const int further = next();
+          ready = further != 0 && ptx::semaphore_read(semaphore + further * C.dq_pieces()) == stored;
+        }
         ptx::tma_store_wait<0>();
       }
       ptx::sync_warp();
@@ -139,13 +138,8 @@ struct DqWriter {
         }
         goes_on = overlaps_next<C>(t, group);
       }
-#pragma unroll 1
-      for (int g = 0; g < group; ++g) {
-        const QueryVisits<C> visits{p, t, t.head_kv * group + g};
-        const int end = visits.end();
-#pragma unroll 1
-        for (int i = visits.first(); i < end; ++i) add(visits, i, end, leader);
-      }
+      for_visits<C>(p, t, group,
+                    [&](int head, int block, bool, const auto& next) { add(t, head, block, leader, next); });
       // The consumers run the tile's epilogue meanwhile.
       if (leader) {
         ptx::tma_store_wait_written<0>();

@@ -146,6 +146,15 @@ struct BackwardOrder {
   static TANDEM_DEVICE int begun_at(const BackwardTile& t, int m) {
     return static_cast<int>(ceil_div(static_cast<i64>(m + 1) * t.tiles, static_cast<i64>(t.blocks.end)));
   }
+  /// Of so many query blocks without a mask each turned tile begins with another.
+  static constexpr int turned_blocks = 16;
+  /// The query block that passes by where the consumers count block m: another one without a mask.
+  static TANDEM_DEVICE int turned(const BackwardTile& t, int m) {
+    const int last = t.blocks.end - 2;  // the one after it may be cut by the sequence's end
+    const int part = (last - m) & -turned_blocks;
+    if (m > last || last - part - turned_blocks < t.blocks.inner_first) return m;
+    return last - part - ((last - m + t.n) & (turned_blocks - 1));
+  }
   /// The query block of step m of the loop over query blocks, as the loader and the dQ writers see it. The
   /// consumers simply count from the first to the last: staggered tiles have no mask, so consumers need not
   /// know which block they have.

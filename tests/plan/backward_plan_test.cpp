@@ -144,6 +144,7 @@ TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
           "64 keys");
   refused({.mask = {.causal = true}, .schedule = {.staggered = true}}, "staggered");
   refused({.schedule = {.overlaps_tiles = true}}, "overlaps_tiles is of pingpong");
+  refused({.mask = {.causal = true}, .schedule = {.turned = true}}, "turned is of pingpong");
   refused({.q_stages = 3, .dout_stages = 3, .schedule = {.pingpong = true, .overlaps_tiles = true}},
           "shared memory");
 }
@@ -155,6 +156,24 @@ TEST(BackwardPlan, TilesOf64DimensionsMayOverlap) {
   EXPECT_EQ(backward_objection(c), "");
   c.functions = {.digest = 1, .mask_function = true};
   EXPECT_NE(backward_objection(c).find("without functions"), std::string::npos) << backward_objection(c);
+}
+
+TEST(BackwardPlan, LongCausalTilesOfGroupsAreTurned) {
+  const auto turned = [](std::int64_t heads_kv, std::int64_t rows, int head_dim, bool causal, bool fixed) {
+    Problem p = problem(head_dim, head_dim);
+    p.heads_q = 8;
+    p.heads_kv = heads_kv;
+    p.rows_q = p.rows_k = rows;
+    p.window_right = causal ? 0 : -1;
+    p.deterministic = fixed;
+    return choose_backward_config(CallFacts(p)).schedule.turned;
+  };
+  EXPECT_TRUE(turned(2, 16384, 128, true, false));
+  EXPECT_FALSE(turned(8, 16384, 128, true, false));
+  EXPECT_FALSE(turned(2, 8192, 128, true, false));
+  EXPECT_FALSE(turned(2, 16384, 64, true, false));
+  EXPECT_FALSE(turned(2, 16384, 128, false, false));
+  EXPECT_FALSE(turned(2, 16384, 128, true, true));
 }
 
 TEST(BackwardPlan, ShippedConfigsAreLegalAndEachIsThereOnce) {

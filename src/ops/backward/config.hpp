@@ -31,6 +31,9 @@ struct BackwardSchedule {
   /// Ping-pong goes on from a key tile to the next one, whose K comes meanwhile. (Otherwise the warpgroups
   /// finish a tile one after the other, and begin the next so.)
   bool overlaps_tiles = false;
+  /// Long causal sequences of groups: tiles take each query block for all heads of the group, and the last
+  /// blocks first.
+  bool turned = false;
 
   constexpr bool operator==(const BackwardSchedule&) const = default;
 };

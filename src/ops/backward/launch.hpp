@@ -77,7 +77,7 @@ Config backward_rows_config(Config c) {
   c.dout_stages = defaults.dout_stages;
   if constexpr (std::is_same_v<Config, BackwardConfig>) {
     c.dq_slices = defaults.dq_slices;
-    c.schedule.pingpong = c.schedule.staggered = c.schedule.overlaps_tiles = false;
+    c.schedule.pingpong = c.schedule.staggered = c.schedule.overlaps_tiles = c.schedule.turned = false;
   }
   return c;
 }

@@ -74,6 +74,19 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   return c;
 }
 
+/// From so many queries a sequence on, the L2 does not hold what the CTAs of a group of heads read: their
+/// tiles are of unlike lengths, so that they are at different heads.
+constexpr std::int64_t turned_from = 16384;
+
+bool can_turn(const BackwardConfig& c) {
+  return c.schedule.pingpong && c.tiling.block_m == 64 && c.mask.causal && !c.mask.local &&
+         !c.functions.given() && !c.schedule.overlaps_tiles && !c.schedule.deterministic;
+}
+BackwardConfig turned_if(bool wanted, BackwardConfig c) {
+  c.schedule.turned = wanted && can_turn(c);
+  return c;
+}
+
 /// What is wrong with how the warpgroups divide the work; empty if nothing.
 std::string division_objection(const BackwardConfig& c) {
   const bool shares_keys = c.tiling.block_n == 64 && c.tiling.block_m == 64 && c.q_stages >= 2;
@@ -138,6 +151,13 @@ std::string backward_objection(const BackwardConfig& c) {
     return fmt::format("overlaps_tiles is of pingpong, which is {}, without functions, which are {}",
                        c.schedule.pingpong, c.functions.given() ? "given" : "not given");
   }
+  if (c.schedule.turned && !can_turn(c)) {
+    return fmt::format(
+        "turned is of pingpong with 64 queries a block and a causal mask, without functions, overlapping "
+        "tiles "
+        "or a fixed order; pingpong is {}, block_m {}, causal {}, local {}, deterministic {}",
+        c.schedule.pingpong, c.tiling.block_m, c.mask.causal, c.mask.local, c.schedule.deterministic);
+  }
   if (c.schedule.staggered && (c.mask.causal || c.mask.local || c.mask.varlen)) {
     return fmt::format("staggered is for full attention of equal lengths; causal is {}, local {}, varlen {}",
                        c.mask.causal, c.mask.local, c.mask.varlen);
@@ -198,8 +218,9 @@ BackwardConfig choose_backward_config(const CallFacts& facts) {
   const std::int64_t rows = p.packed_q ? p.rows_q / std::max<std::int64_t>(p.batch, 1) : p.rows_q;
   const bool light = gpu::are_light(gpu::operations_of_pairs(gpu::functions_of(p))) && !c.functions.dropout &&
                      !c.functions.captured_gradients;
-  return with_tile(c, line_for(std::max(p.head_dim_qk, p.head_dim_v)), p.head_dim_qk, p.head_dim_v, rows,
-                   light);
+  return turned_if(p.heads_q > p.heads_kv && rows >= turned_from,
+                   with_tile(c, line_for(std::max(p.head_dim_qk, p.head_dim_v)), p.head_dim_qk, p.head_dim_v,
+                             rows, light));
 }
 
 std::vector<BackwardConfig> shipped_backward_configs() {
@@ -215,9 +236,11 @@ std::vector<BackwardConfig> shipped_backward_configs() {
     const auto ship = [&](const BackwardConfig& c) {
       for (const int rows : {1, line.overlaps_from, line.overlaps_causal_from, line.pingpong_from,
                              2 * line.pingpong_from, line.staggered_from, line.in_order_from}) {
-        const BackwardConfig of_rows = with_tile(c, line, head.qk, head.v, rows);
-        if (rows > 0 && std::find(configs.begin(), configs.end(), of_rows) == configs.end())
-          configs.push_back(of_rows);
+        for (const bool turned : {false, true}) {
+          const auto of_rows = turned_if(turned, with_tile(c, line, head.qk, head.v, rows));
+          if (rows > 0 && std::find(configs.begin(), configs.end(), of_rows) == configs.end())
+            configs.push_back(of_rows);
+        }
       }
     };
     for (const Element element : {Element::bf16, Element::f16}) {
@@ -278,8 +301,9 @@ std::vector<std::string> explain_backward(const CallFacts& facts, const Backward
           ? "ping-pong: the arithmetic of one warpgroup runs under the products of the other"
       : c.cluster > 1 ? "two blocks exchange ds, and each makes half of dq's columns for the keys of both"
                       : "the next scores are issued once dq is there",
-      c.schedule.staggered ? "each tile begins with a block of queries of its own"
-                           : "each tile begins with the first queries that see it",
+      c.schedule.turned      ? "each tile takes a block of queries for all heads of the group, the last first"
+      : c.schedule.staggered ? "each tile begins with a block of queries of its own"
+                             : "each tile begins with the first queries that see it",
       c.schedule.deterministic ? "dq is added up in a fixed order: deterministic is set"
                                : "dq is added up in any order; deterministic fixes it",
       words_of_gradients(problem),

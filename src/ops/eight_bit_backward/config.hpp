@@ -7,7 +7,7 @@
 namespace tandem {
 
 struct EightBitBackwardSchedule {
-  static constexpr bool pingpong = true, overlaps_tiles = false;
+  static constexpr bool pingpong = true, overlaps_tiles = false, turned = false;
   bool staggered = false;      ///< full attention: each key tile starts at another query block
   bool deterministic = false;  ///< key tiles add to dQ in a fixed order
 

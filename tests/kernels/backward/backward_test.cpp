@@ -72,6 +72,27 @@ TEST(EmulatedBackward, FewQueriesAndKeysAreRoundedOnce) {
   }
 }
 
+// From 20 query blocks on turned tiles take blocks without a mask in an order of their own.
+TEST(EmulatedBackward, TurnedTilesTakeEachBlockForAllHeads) {
+  int turned = 0;
+  for (const EmulatedBackward& kernels : wide_backwards()) {
+    if (!kernels.config.turned) continue;
+    ++turned;
+    harness::Case spec = random_backward_case(3, kernels.config);
+    spec.sink = false;
+    spec.used_q.clear();
+    spec.used_k.clear();
+    change(spec,
+           {.batch = 1, .heads_q = 3, .heads_kv = 1, .head_dim = 128, .seqlen_q = 1400, .seqlen_k = 1390});
+    if (kernels.config.mask.varlen)
+      change(spec, {.packed = true, .lengths_q = {1400}, .lengths_k = {1390}, .slack_q = 0, .slack_k = 0});
+    SCOPED_TRACE(spec.describe());
+    harness::Call call(spec);
+    expect_the_oracles_gradients(kernels, call, {.seed = 3, .host_threads = 2});
+  }
+  EXPECT_EQ(turned, 2);
+}
+
 // On a GPU the conversion takes SMs that the main kernel's last tiles leave free.
 TEST_P(EmulatedBackwardTest, TheConversionWaitsForTheTilesOfItsHead) {
   const EmulatedBackwardConfig& config = GetParam().config;

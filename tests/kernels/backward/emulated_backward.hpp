@@ -25,6 +25,7 @@ struct EmulatedBackwardConfig {
         transform(c.transform),
         deterministic(c.schedule.deterministic),
         keeps_p(c.keeps_p()),
+        turned(c.schedule.turned),
         f32_dq(c.f32_dq),
         f32_dk_dv(c.f32_dk_dv),
         functions(c.functions) {}
@@ -38,7 +39,7 @@ struct EmulatedBackwardConfig {
   int tile_keys;
   Mask mask;
   ScoreTransform transform;
-  bool deterministic, keeps_p, f32_dq, f32_dk_dv;
+  bool deterministic, keeps_p, turned, f32_dq, f32_dk_dv;
   Functions functions;
 };
 

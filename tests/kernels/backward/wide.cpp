@@ -3,6 +3,20 @@
 
 namespace tandem::kernel_tests {
 
+namespace {
+
+/// Tiles take each query block for all heads of the group.
+constexpr BackwardConfig turned(auto with) {
+  BackwardConfig c{.q_stages = 3,
+                   .dout_stages = 3,
+                   .mask = {.causal = true},
+                   .schedule = {.pingpong = true, .turned = true}};
+  with(c);
+  return c;
+}
+
+}  // namespace
+
 std::span<const EmulatedBackward> wide_backwards() {
   constexpr BackwardConfig full{};
   static constexpr auto kernels = emulate<full,
@@ -32,6 +46,10 @@ std::span<const EmulatedBackward> wide_backwards() {
                                             c.schedule.pingpong = c.schedule.staggered = true;
                                             return c;
                                           }(full),
+                                          turned([](BackwardConfig&) {}), turned([](BackwardConfig& c) {
+                                            c.tiling.element = Element::f16;
+                                            c.mask.varlen = true;
+                                          }),
                                           [](BackwardConfig c) {
                                             c.tiling.element = Element::f16;
                                             c.mask.causal = c.schedule.pingpong = true;

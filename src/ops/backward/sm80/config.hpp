@@ -7,7 +7,7 @@
 namespace tandem {
 
 struct Sm80BackwardSchedule {
-  static constexpr bool pingpong = false, staggered = false, overlaps_tiles = false;
+  static constexpr bool pingpong = false, staggered = false, overlaps_tiles = false, turned = false;
   bool deterministic = false;  ///< key tiles add to dQ in a fixed order
 
   constexpr bool operator==(const Sm80BackwardSchedule&) const = default;

@@ -240,8 +240,8 @@ struct NarrowBackwardConsumer : OverlapConsumer<C> {
     if constexpr (C.functions.block_lists) {  // the lists of some heads may be empty
       while (this->visits(t).end() == 0) this->begin_head(t, ++g);
     }
-    step_pingpong<true, Follows::nothing>(t, this->begin_visit(t, this->visits(t).first()), p_packed,
-                                          ds_packed, dk, dv);
+    const int first = C.schedule.turned ? t.blocks.end - 1 : this->begin_visit(t, this->visits(t).first());
+    step_pingpong<true, Follows::nothing>(t, first, p_packed, ds_packed, dk, dv);
     other_blocks(t, g, p_packed, ds_packed, dk, dv);
     finish_pingpong(p_packed, ds_packed, dk, dv);
   }
@@ -249,18 +249,24 @@ struct NarrowBackwardConsumer : OverlapConsumer<C> {
   TANDEM_DEVICE void other_blocks(const BackwardTile& t, int begun, u32 (&p_packed)[scores / 2],
                                   u32 (&ds_packed)[scores / 2], float (&dk)[C.tiling.head_dim_qk / 2],
                                   float (&dv)[C.tiling.head_dim_v / 2]) {
+    const auto step = [&](int m, bool last) {
+      if (this->needs_mask(t, m)) {
+        step_pingpong<true, Follows::block>(t, m, p_packed, ds_packed, dk, dv, last);
+      } else {
+        step_pingpong<false, Follows::block>(t, m, p_packed, ds_packed, dk, dv, last);
+      }
+    };
+    if constexpr (C.schedule.turned) {
+      for (int m = t.blocks.end - 1; m >= t.blocks.first; --m) {
+        for (int g = m == t.blocks.end - 1 ? 1 : 0; g < group; ++g) step(m, false);
+      }
+      return;
+    }
     for (int g = begun; g < group; ++g) {
       this->begin_head(t, g);
       const int end = this->visits(t).end();
-      for (int i = this->visits(t).first() + (g == begun ? 1 : 0); i < end; ++i) {
-        const int m = this->begin_visit(t, i);
-        const bool last = overlaps && g == group - 1 && i == end - 1;
-        if (this->needs_mask(t, m)) {
-          step_pingpong<true, Follows::block>(t, m, p_packed, ds_packed, dk, dv, last);
-        } else {
-          step_pingpong<false, Follows::block>(t, m, p_packed, ds_packed, dk, dv, last);
-        }
-      }
+      for (int i = this->visits(t).first() + (g == begun ? 1 : 0); i < end; ++i)
+        step(this->begin_visit(t, i), overlaps && g == group - 1 && i == end - 1);
     }
   }
 

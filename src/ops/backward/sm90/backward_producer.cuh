@@ -162,21 +162,12 @@ struct BackwardLoader {
         // announced with the second tile: if there is only one tile for each CTA, it would take SMs that
         // other kernels could use.
         if (tiles.round > 1) ptx::launch_next_grid();
-#pragma unroll 1
-        for (int g = 0; g < group; ++g) {
-          const QueryVisits<C> visits{p, t, t.head_kv * group + g};
-          const int end = visits.end();
-#pragma unroll 1
-          for (int i = visits.first(); i < end; ++i) {
-            const int block = BackwardTiles<C>::passing(t, visits.at(i).block);
-            load_q(t, t.head_kv * group + g, block);
-            load_dout(t, t.head_kv * group + g, block);
-            // The last tile's V is free one block before its K.
-            if constexpr (C.schedule.overlaps_tiles) {
-              if (g == 0 && i == visits.first()) load_v(t);
-            }
-          }
-        }
+        for_visits<C>(p, t, group, [&](int head, int block, bool first, const auto&) {
+          load_q(t, head, block);
+          load_dout(t, head, block);
+          // The last tile's V is free one block before its K.
+          if (C.schedule.overlaps_tiles && first) load_v(t);
+        });
         // Wide heads compute the scores of one block too many, and do not use them.
         if constexpr (!C.owns_keys()) {
           load_q(t, t.head_kv * group, t.blocks.first);
