@@ -146,7 +146,7 @@ struct BackwardOrder {
   static TANDEM_DEVICE int begun_at(const BackwardTile& t, int m) {
     return static_cast<int>(ceil_div(static_cast<i64>(m + 1) * t.tiles, static_cast<i64>(t.blocks.end)));
   }
-  /// Of so many query blocks without a mask each turned tile begins with another.
+  /// How many query blocks without a mask turned tiles take in an order of their own.
   static constexpr int turned_blocks = 16;
   /// The query block that passes by where the consumers count block m: another one without a mask.
   static TANDEM_DEVICE int turned(const BackwardTile& t, int m) {
