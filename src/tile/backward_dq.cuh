@@ -84,10 +84,11 @@ struct DqWriter {
     return before == 0;
   }
 
-  /// Writes dQ of a head's query block m; `next` is that of for_visits.
+  /// Writes dQ of a visit's query block; `next` is that of for_visits.
   template <typename Next>
-  TANDEM_DEVICE void add(const BackwardTile& t, int head, int m, bool leader, const Next& next) {
-    const i64 block = workspace_block(p, head, t.q_block + m);
+  TANDEM_DEVICE void add(const BackwardTile& t, const HeadVisit& visit, const Next& next, bool leader) {
+    const int m = visit.block;
+    const i64 block = workspace_block(p, visit.head, t.q_block + m);
     const int piece = BackwardTiles<C>::rank() * C.consumers + warpgroup;
     u32* semaphore = p.dq_semaphores + block * C.dq_pieces() + piece;
     float* target = p.dq_sum + block * (C.tiling.block_m * C.tiling.head_dim_qk) + piece * C.dq_values();
@@ -106,10 +107,9 @@ struct DqWriter {
         }
         ptx::tma_store_commit();
         // Reads the next block's semaphore while this block is on its way.
-        if (!adds && !C.schedule.deterministic && slice == C.dq_slices - 1) {
-          const int further = next();
-          ready = further != 0 && ptx::semaphore_read(semaphore + further * C.dq_pieces()) == stored;
-        }
+        const int further = next();
+        if (!adds && !C.schedule.deterministic && slice == C.dq_slices - 1)
+          ready = visit.next_is_told && ptx::semaphore_read(semaphore + further * C.dq_pieces()) == stored;
         ptx::tma_store_wait<0>();
       }
       ptx::sync_warp();
@@ -139,7 +139,7 @@ struct DqWriter {
         goes_on = overlaps_next<C>(t, group);
       }
       for_visits<C>(p, t, group,
-                    [&](int head, int block, bool, const auto& next) { add(t, head, block, leader, next); });
+                    [&](const HeadVisit& visit, const auto& next) { add(t, visit, next, leader); });
       // The consumers run the tile's epilogue meanwhile.
       if (leader) {
         ptx::tma_store_wait_written<0>();

@@ -156,38 +156,45 @@ struct QueryVisits {
   }
 };
 
-/// Calls act(head, block, first, next) for each visit of a tile, in order, as the loader and the dQ writers
-/// see it: `first` is true for the tile's first, and next() says how much further in the workspace the query
-/// block of the next visit is, or 0 where that is not known.
+/// A visit of a tile, as the loader and the dQ writers see it.
+struct HeadVisit {
+  int head;
+  int block;   ///< of queries
+  bool first;  ///< of the tile
+  bool next_is_told;
+};
+/// Calls act(visit, next) for each visit of a tile, in order. Where that is told, next() says how much
+/// further in the workspace the query block of the next visit is.
 template <auto C, typename Act>
 TANDEM_DEVICE void for_visits(const BackwardKernelParams<C>& p, const BackwardTile& t, int group,
                               const Act& act) {
-  const int first_head = t.head_kv * group;
   if constexpr (C.schedule.turned) {
 #pragma unroll 1
     for (int m = t.blocks.end - 1; m >= t.blocks.first; --m) {
       const int block = BackwardTiles<C>::turned(t, m);
 #pragma unroll 1
       for (int g = 0; g < group; ++g) {
-        act(first_head + g, block, g == 0 && m == t.blocks.end - 1, [&] {
-          if (g + 1 < group) return p.q_blocks;
-          if (m == t.blocks.first) return 0;
-          return BackwardTiles<C>::turned(t, m - 1) - block - (group - 1) * p.q_blocks;
-        });
+        const bool last_head = g + 1 == group;
+        act(HeadVisit{t.head_kv * group + g, block, g == 0 && m == t.blocks.end - 1,
+                      !last_head || m > t.blocks.first},
+            [&] {
+              if (!last_head) return p.q_blocks;
+              return BackwardTiles<C>::turned(t, m - 1) - block - (group - 1) * p.q_blocks;
+            });
       }
     }
     return;
   }
 #pragma unroll 1
   for (int g = 0; g < group; ++g) {
-    const QueryVisits<C> visits{p, t, first_head + g};
+    const QueryVisits<C> visits{p, t, t.head_kv * group + g};
     const int end = visits.end();
     const auto block_of = [&](int i) { return BackwardTiles<C>::passing(t, visits.at(i).block); };
 #pragma unroll 1
     for (int i = visits.first(); i < end; ++i) {
       const int block = block_of(i);
-      act(first_head + g, block, g == 0 && i == visits.first(),
-          [&] { return i + 1 < end ? block_of(i + 1) - block : 0; });
+      act(HeadVisit{t.head_kv * group + g, block, g == 0 && i == visits.first(), i + 1 < end},
+          [&] { return (C.functions.block_lists && i + 1 == end ? block : block_of(i + 1)) - block; });
     }
   }
 }

@@ -45,9 +45,10 @@ TANDEM_DEVICE void BackwardConsumer<C>::clear_unseeing_queries(const BackwardTil
     const int begins = C.mask.causal && masked ? t.visible.first_seeing() - m * C.tiling.block_m : 0;
     const int ends = C.mask.varlen ? t.visible.seqlen_q - m * C.tiling.block_m : C.tiling.block_m;
     if (m < t.blocks.end && (begins > 0 || ends < C.tiling.block_m)) {
-      // Otherwise ptxas computes what this takes before the branch, in every step.
-      const int first = ptx::forgotten(begins);
-      const int end = C.mask.varlen ? ptx::forgotten(ends) : C.tiling.block_m;
+      // Otherwise ptxas computes what this takes before the branch, in every step. (Wide heads have no
+      // register for that.)
+      const int first = C.owns_keys() ? ptx::forgotten(begins) : begins;
+      const int end = C.owns_keys() && C.mask.varlen ? ptx::forgotten(ends) : ends;
       clear_queries(q_to, dout_to, first, max(first, min(end, C.tiling.block_m)));
     }
   }

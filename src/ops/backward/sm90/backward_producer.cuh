@@ -162,11 +162,11 @@ struct BackwardLoader {
         // announced with the second tile: if there is only one tile for each CTA, it would take SMs that
         // other kernels could use.
         if (tiles.round > 1) ptx::launch_next_grid();
-        for_visits<C>(p, t, group, [&](int head, int block, bool first, const auto&) {
-          load_q(t, head, block);
-          load_dout(t, head, block);
+        for_visits<C>(p, t, group, [&](const HeadVisit& visit, const auto&) {
+          load_q(t, visit.head, visit.block);
+          load_dout(t, visit.head, visit.block);
           // The last tile's V is free one block before its K.
-          if (C.schedule.overlaps_tiles && first) load_v(t);
+          if (C.schedule.overlaps_tiles && visit.first) load_v(t);
         });
         // Wide heads compute the scores of one block too many, and do not use them.
         if constexpr (!C.owns_keys()) {
