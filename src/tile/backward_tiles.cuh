@@ -159,8 +159,8 @@ struct QueryVisits {
 /// A visit of a tile, as the loader and the dQ writers see it.
 struct HeadVisit {
   int head;
-  int block;   ///< of queries
-  bool first;  ///< of the tile
+  int block;   ///< the query block
+  bool first;  ///< whether it is the tile's first
   bool next_is_told;
 };
 /// Calls act(visit, next) for each visit of a tile, in order. Where that is told, next() says how much
