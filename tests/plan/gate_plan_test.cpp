@@ -5,56 +5,29 @@
 #include <vector>
 
 #include "api/make_problem.hpp"
-#include "gpu/device.hpp"
-#include "harness/error_of.hpp"
 #include "ops/forward/launch.hpp"
 #include "ops/forward/plan.hpp"
 #include "ops/plan_gpu.hpp"
-#include "tandem/attention.hpp"
+#include "plan/described_call.hpp"
 
 namespace tandem {
 namespace {
 
-/// On a GPU that is described alone.
-struct Call {
-  std::int64_t queries = 3000;
-  std::int64_t keys = 3000;
-  std::int64_t head_dim = 128;
-  AttentionOptions options = {};
-  bool gate = true;
-
-  [[nodiscard]] ForwardArgs args() const {
-    const Device cuda{.kind = Device::Kind::cuda, .index = gpu::first_described};
-    ForwardArgs a;
-    a.q = ConstTensor(nullptr, DType::bf16, {2, queries, 8, head_dim}, cuda);
-    a.k = a.v = ConstTensor(nullptr, DType::bf16, {2, keys, 8, head_dim}, cuda);
-    a.out = Tensor(nullptr, DType::bf16, {2, queries, 8, head_dim}, cuda);
-    if (gate) a.gate = a.q;
-    a.options = options;
-    return a;
-  }
-  [[nodiscard]] Plan plan() const { return plan_gpu(make_problem(args(), Memory::described)); }
-  [[nodiscard]] ForwardConfig config() const { return std::get<ForwardConfig>(plan().gpu->config); }
-  [[nodiscard]] std::string error() const {
-    return error_of(Status::unsupported, [&] { return explain(args()); });
-  }
-};
-
 TEST(GatePlan, IsTheKernelOfTheCallWithoutIt) {
   for (const std::int64_t head_dim : {64, 128, 192, 256}) {
-    const Call with{.head_dim = head_dim};
-    ForwardConfig without = Call{.head_dim = head_dim, .gate = false}.config();
-    EXPECT_TRUE(with.config().tiling.gate);
+    const DescribedCall with{.head_dim = head_dim, .gate = true};
+    ForwardConfig without = DescribedCall{.head_dim = head_dim}.config<ForwardConfig>();
+    EXPECT_TRUE(with.config<ForwardConfig>().tiling.gate);
     EXPECT_FALSE(without.tiling.gate);
     without.tiling.gate = true;
-    EXPECT_EQ(with.config(), without);
+    EXPECT_EQ(with.config<ForwardConfig>(), without);
     EXPECT_NE(explain(with.args()).find("gate"), std::string::npos);
   }
 }
 
 /// A step of generation goes through the forward kernel, too, and what merges its parts has the gate.
 TEST(GatePlan, OfFewQueriesIsWhatMergesParts) {
-  const Plan plan = Call{.queries = 1, .keys = 50000}.plan();
+  const Plan plan = DescribedCall{.queries = 1, .keys = 50000, .gate = true}.plan();
   const auto& config = std::get<ForwardConfig>(plan.gpu->config);
   EXPECT_TRUE(config.tiling.gate && config.schedule.split);
   const gpu::Step& last = plan.gpu->list.all().back();
@@ -63,7 +36,7 @@ TEST(GatePlan, OfFewQueriesIsWhatMergesParts) {
 }
 
 BackwardArgs backward_args(bool dgate) {
-  const ForwardArgs forward = Call{}.args();
+  const ForwardArgs forward = DescribedCall{.gate = true}.args();
   BackwardArgs a;
   static_cast<AttentionInputs&>(a) = forward;
   a.out = a.dout = forward.out;
@@ -99,10 +72,10 @@ TEST(GatePlan, GradientsTakeTheOneBeforeTheGateFromThePreprocessKernel) {
 TEST(GatePlan, RefusesWhatNoKernelHas) {
   AttentionOptions eight_bits;
   eight_bits.precision = Precision::fp8;
-  EXPECT_EQ(Call{.options = eight_bits}.error(),
+  EXPECT_EQ((DescribedCall{.options = eight_bits, .gate = true}.error()),
             "gate with an 8-bit precision has no GPU kernel; multiply out by its sigmoid, or copy the "
             "tensors to the CPU");
-  EXPECT_EQ(Call{.head_dim = 320}.error(),
+  EXPECT_EQ((DescribedCall{.head_dim = 320, .gate = true}.error()),
             "gate with head dimensions above 256 has no GPU kernel; multiply out by its sigmoid, or copy the "
             "tensors to the CPU");
 }
